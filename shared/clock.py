@@ -1,0 +1,103 @@
+"""The only door to time: wall clock, monotonic clock and sleep.
+
+Services take a ``Clock``; tests and the simulator give them a ``ManualClock`` and move it by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as the services see it."""
+
+    def now_s(self) -> float:
+        """Return wall-clock seconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds of a clock that never goes back; only differences mean anything."""
+        ...
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the caller for ``duration_s`` seconds (0 or less: yield once)."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    __slots__ = ()
+
+    def now_s(self) -> float:
+        """Return wall-clock seconds since the epoch."""
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        """Return the system's monotonic seconds."""
+        return time.perf_counter()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task."""
+        await asyncio.sleep(max(duration_s, 0.0))
+
+    def block_s(self, duration_s: float) -> None:
+        """Block the calling thread; for launchers and command-line polling, never on an event loop."""
+        time.sleep(max(duration_s, 0.0))
+
+
+class ManualClock:
+    """A clock that moves only when told to.
+
+    Args:
+        start_s: First value of both clocks, seconds.
+    """
+
+    def __init__(self, start_s: float = 1_000_000.0) -> None:
+        self._time_s = start_s
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now_s(self) -> float:
+        """Return the manual time, seconds."""
+        return self._time_s
+
+    def monotonic_s(self) -> float:
+        """Return the manual time, seconds."""
+        return self._time_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the caller until ``advance`` has moved the clock past its wake time."""
+        if duration_s <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._time_s + duration_s, next(self._order), future))
+        await future
+
+    async def advance(self, duration_s: float) -> None:
+        """Move time forward, waking sleepers in order of their wake time and letting each run.
+
+        Args:
+            duration_s: Seconds to move, 0 or more.
+        """
+        end_s = self._time_s + duration_s
+        await _settle()
+        while self._sleepers and self._sleepers[0][0] <= end_s:
+            wake_s, _, future = heapq.heappop(self._sleepers)
+            self._time_s = max(self._time_s, wake_s)
+            if not future.done():
+                future.set_result(None)
+            await _settle()
+        self._time_s = end_s
+        await _settle()
+
+
+async def _settle(num_turns: int = 20) -> None:
+    """Give every ready task a few turns of the loop."""
+    for _ in range(num_turns):
+        await asyncio.sleep(0)

@@ -1,0 +1,106 @@
+"""How a station calls another without knowing Ray: pending results that can be passed on unawaited.
+
+``Handle.call`` starts a call at once and returns a ``Call``. A ``Call`` given as a top-level argument to another call
+is not awaited by the caller: the callee receives its value, which never enters the caller's process (the Ray binding
+passes an object reference). ``LocalHandle`` gives the same semantics inside one process, for tests and simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, Protocol, TypeVar
+
+from shared.errors import RankMeshError, StageUnavailableError
+
+ResultT = TypeVar("ResultT", covariant=True)
+
+
+class Call(Protocol[ResultT]):
+    """A pending result of another station."""
+
+    def __await__(self) -> Generator[Any, Any, ResultT]:
+        """Fetch the value into this process; raises the callee's ``RankMeshError``."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until the call has ended, well or not, without moving its value into this process."""
+        ...
+
+    async def failure(self) -> RankMeshError | None:
+        """Return why the ended call failed, or None; may fetch the value, so only the failure path asks."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop the work of the callee, and of what it called; harmless when the call has ended."""
+        ...
+
+
+class Handle(Protocol):
+    """One deployment, called by method name."""
+
+    @property
+    def name(self) -> str:
+        """Name of the deployment."""
+        ...
+
+    def call(self, method: str, *args: object) -> Call[Any]:
+        """Start ``method`` on one live replica; ``Call`` arguments are passed on unawaited."""
+        ...
+
+
+class LocalCall:
+    """A call inside one process."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        # A failure that nobody asks for must not be reported as never retrieved: the caller may have moved on.
+        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Wait for the value."""
+        return asyncio.shield(self._task).__await__()
+
+    async def ready(self) -> None:
+        """Wait until the task has ended."""
+        await asyncio.wait([self._task])
+
+    async def failure(self) -> RankMeshError | None:
+        """Return the task's error, mapped to the error tree."""
+        await self.ready()
+        if self._task.cancelled():
+            return StageUnavailableError("the call was cancelled")
+        error = self._task.exception()
+        if error is None or isinstance(error, RankMeshError):
+            return error
+        return StageUnavailableError(f"{type(error).__name__}: {error}")
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._task.cancel()
+
+
+class LocalHandle:
+    """Calls a service object in this process, with the same passing-on of pending results as the mesh.
+
+    Args:
+        name: Deployment name.
+        service: The plain service object.
+    """
+
+    def __init__(self, name: str, service: object) -> None:
+        self._name = name
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """Name of the deployment."""
+        return self._name
+
+    def call(self, method: str, *args: object) -> LocalCall:
+        """Start the method as a task; pending arguments are awaited by the callee's task, not by the caller."""
+        return LocalCall(asyncio.get_running_loop().create_task(self._run(method, args), name=f"{self._name}.{method}"))
+
+    async def _run(self, method: str, args: tuple[object, ...]) -> object:
+        values = [await arg if isinstance(arg, LocalCall) else arg for arg in args]
+        return await getattr(self._service, method)(*values)

@@ -1,0 +1,167 @@
+"""What crosses the trust border: HTTP request and response bodies (JSON or msgpack, same fields).
+
+Fixed ceilings live here; a deployment's own, lower limits come from its configuration (``ApiLimits``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from shared.config import Config
+from shared.hashing import ID_MAX
+
+ID_BYTES_MAX = 256
+CANDIDATES_CEILING = 10_000
+TIMESTAMP_MAX_S = 2**40
+
+Pass: TypeAlias = Literal["full", "first"]
+Level: TypeAlias = Literal["exact", "user", "none"]
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("an id is an integer or a string, not a boolean")
+    return value
+
+
+def _id_in_range(value: int | str) -> int | str:
+    if isinstance(value, int) and not 0 <= value <= ID_MAX:
+        raise ValueError(f"integer id must be from 0 to {ID_MAX}")
+    if isinstance(value, str):
+        if not value:
+            raise ValueError("string id must not be empty")
+        try:
+            num_bytes = len(value.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ValueError("string id must be valid Unicode without lone surrogates") from error
+        if num_bytes > ID_BYTES_MAX:
+            raise ValueError(f"string id must be at most {ID_BYTES_MAX} bytes of UTF-8, has {num_bytes}")
+    return value
+
+
+ApiId: TypeAlias = Annotated[
+    StrictInt | StrictStr,
+    BeforeValidator(_not_bool),
+    AfterValidator(_id_in_range),
+    Field(description="64-bit id: an integer 0 .. 2**63-1, its decimal string (the same entity), or any other string"),
+]
+Name: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Token: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ApiLimits(Config):
+    """Limits of one deployment on what a client may send.
+
+    Args:
+        candidates_max: Candidates of one request.
+        events_max: Events of one append.
+        body_bytes_max: Bytes of a request body.
+        deadline_ms_min: Smallest budget that is accepted.
+        deadline_ms_max: Largest budget that is accepted.
+        deadline_ms_default: Budget of a request that names none.
+        limit_default: Returned candidates when the request names none.
+    """
+
+    candidates_max: int = Field(2_000, ge=1, le=CANDIDATES_CEILING)
+    events_max: int = Field(1_000, ge=1, le=10_000)
+    body_bytes_max: int = Field(1_048_576, ge=1_024)
+    deadline_ms_min: int = Field(1, ge=1)
+    deadline_ms_max: int = Field(10_000, ge=1)
+    deadline_ms_default: int = Field(1_000, ge=1)
+    limit_default: int = Field(100, ge=1)
+
+
+class RankRequest(_Body):
+    """Rank the candidates of one user."""
+
+    user_id: ApiId
+    candidates: list[ApiId] = Field(min_length=1, max_length=CANDIDATES_CEILING, description="distinct candidate ids")
+    surface: Name = Field("ml-1m", description="where the answer is shown")
+    limit: StrictInt | None = Field(
+        None, ge=1, le=CANDIDATES_CEILING, description="how many candidates to return, default from the deployment"
+    )
+    timestamp_s: StrictInt | None = Field(
+        None, ge=0, le=TIMESTAMP_MAX_S, description="request time, seconds since the epoch; default now. Only earlier events count"
+    )
+    deadline_ms: StrictInt | None = Field(None, ge=1, description="time budget; default and bounds from the deployment")
+    tier: Name = Field("auto", description="auto, or the name of a ranking tier to force")
+    speculative: StrictBool = Field(True, description="use and fill the speculative-embedding cache")
+    request_id: Token | None = Field(None, description="echoed; made up when absent")
+
+
+class RankedCandidate(_Body):
+    """One candidate of the answer."""
+
+    id: ApiId = Field(description="as the client sent it")
+    scores: dict[str, float] = Field(description="probability by objective: click, conversion (of all impressions)")
+    value: float = Field(description="what the order follows: the weighted sum of the scores")
+    scored_by: Pass = Field(description="full: the tier's full pass; first: the first pass over all candidates")
+    speculative: Level = Field(description="where the speculative embedding came from")
+
+
+class StageTime(_Body):
+    """One bar of the waterfall, seen from the ingress; the bars marked critical add up to the total."""
+
+    name: str
+    start_ms: float
+    duration_ms: float
+    compute_ms: float | None = Field(None, description="time the station computed, without waiting and transport")
+    critical: bool = Field(False, description="on the path that makes the total")
+
+
+class RankResponse(_Body):
+    """The ordered head of the candidates and how it came to be."""
+
+    request_id: str
+    user_id: ApiId
+    weights_version: str
+    tier: str
+    tier_reason: str
+    candidates: list[RankedCandidate]
+    num_candidates: int
+    history_length: int
+    degraded: list[str] = Field(description="stations whose part was replaced, e.g. embedding:1; empty when the answer is whole")
+    reasons: dict[str, str] = Field(description="why, by station of `degraded`")
+    num_oov: dict[str, int] = Field(description="ids by feature that the model does not know")
+    stages: list[StageTime]
+    total_ms: float
+
+
+class Event(_Body):
+    """One thing that a user did."""
+
+    event_id: Token = Field(description="makes the append idempotent: the same id of a user is kept once")
+    user_id: ApiId
+    item_id: ApiId
+    weight: StrictFloat | StrictInt = Field(ge=0, le=1e6, description="what it is worth to the model, here the rating 0.5 to 5")
+    timestamp_s: StrictInt = Field(ge=0, le=TIMESTAMP_MAX_S)
+
+
+class EventsRequest(_Body):
+    """Append events to users' logs."""
+
+    events: list[Event] = Field(min_length=1, max_length=10_000)
+
+
+class EventsResponse(_Body):
+    """What became of the events."""
+
+    appended: int
+    duplicates: int = Field(description="events whose id the user's log already holds")
+    buffered: int = Field(description="events kept in memory because the store is out of reach; they are written when it is back")
+
+
+class ErrorBody(_Body):
+    """Every answer that is not 2xx."""
+
+    code: str
+    message: str
+    context: dict[str, str | int | float | bool | None]
+
+
