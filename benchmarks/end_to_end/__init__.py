@@ -1,0 +1,1 @@
+"""Benchmarks of a whole mesh; the only ones that may start Ray."""

@@ -1,0 +1,90 @@
+"""The benchmarks by name. Names and metric names are an interface: later figures are compared with earlier ones by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from benchmarks.record import Measurement
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkOptions:
+    """What a person may choose for a run; every benchmark uses what applies to it.
+
+    Args:
+        seed: Seed of everything random.
+        quick: Few samples, for a smoke test; such rows say so in their parameters.
+        url: Base URL of a running mesh; None: the benchmark starts what it needs and ends it.
+        config: Deployment file of a mesh that the benchmark starts; None: the default one.
+        overrides: Dotted configuration names to values, over the file's.
+    """
+
+    seed: int = 0
+    quick: bool = False
+    url: str | None = None
+    config: Path | None = None
+    overrides: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkReport:
+    """What a benchmark function returns.
+
+    Args:
+        measurements: The figures, in the order in which a person wants to read them.
+        config_hash: Digest of the configuration that was measured.
+    """
+
+    measurements: tuple[Measurement, ...]
+    config_hash: str
+
+
+Benchmark: TypeAlias = Callable[[BenchmarkOptions], BenchmarkReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a benchmark lives; it is imported only when it runs, so listing costs nothing.
+
+    Args:
+        target: ``module:function``.
+        summary: One sentence.
+        metrics: Fixed metric names; a benchmark may add others.
+    """
+
+    target: str
+    summary: str
+    metrics: tuple[str, ...]
+
+
+BENCHMARKS: dict[str, Entry] = {
+    "mesh": Entry(
+        "benchmarks.end_to_end.mesh:run",
+        "rank requests over HTTP: latency by number of candidates, idle and with 4 clients, and what the mesh adds to the compute",
+        ("p50_ms_500", "p99_ms_500", "overhead_ms"),
+    ),
+    "stations": Entry(
+        "benchmarks.services.stations:run",
+        "compute of every station in one process, without Ray: the floor under the mesh's latency",
+        ("preprocess_ms", "embedding_ms", "sequence_ms", "ranking_light_ms", "ranking_full_ms", "foundation_ms"),
+    ),
+}
+
+
+def load(name: str) -> Benchmark:
+    """Import the function of a benchmark.
+
+    Raises:
+        ConfigError: no benchmark has this name; the message lists those there are.
+    """
+    if name not in BENCHMARKS:
+        raise ConfigError(
+            f"no benchmark is called {name}; there are {', '.join(BENCHMARKS)}", field="benchmark", value=name
+        )
+    module, _, function = BENCHMARKS[name].target.partition(":")
+    return cast(Benchmark, getattr(import_module(module), function))

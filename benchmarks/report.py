@@ -1,0 +1,68 @@
+"""Tables for people: benchmark rows, the list of benchmarks, comparisons and the verdict of ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from benchmarks.compare import Comparison
+from benchmarks.record import BenchmarkRow
+from benchmarks.registry import BENCHMARKS
+
+
+def rows_table(rows: Sequence[BenchmarkRow]) -> Table:
+    """Return rows of one run as a table with one line a metric; the caption says where and on what it ran."""
+    table = Table(title=rows[0].benchmark if rows else "no rows", title_justify="left", caption_justify="left")
+    table.add_column("metric", style="bold")
+    for column in ("value", "unit", "min", "p50", "p90", "p99", "max", "samples"):
+        table.add_column(column, justify="left" if column == "unit" else "right")
+    table.add_column("measured with", style="dim", overflow="fold")
+    for row in rows:
+        spread = [
+            number(row.quantiles[name]) if name in row.quantiles else "" for name in ("min", "p50", "p90", "p99", "max")
+        ]
+        params = ", ".join(f"{name} {value}" for name, value in row.params.items())
+        table.add_row(row.metric, number(row.value), row.unit, *spread, str(row.num_samples), params)
+    if rows:
+        first = rows[0]
+        table.caption = (
+            f"{first.started} · {first.device} · commit {first.commit} · config {first.config_hash} · seed {first.seed}"
+        )
+    return table
+
+
+def names_table() -> Table:
+    """Return the registered benchmarks as a table."""
+    table = Table(title="benchmarks", title_justify="left")
+    table.add_column("name", style="bold")
+    table.add_column("what it measures", overflow="fold")
+    table.add_column("metrics", style="dim", overflow="fold")
+    for name, entry in BENCHMARKS.items():
+        table.add_row(name, entry.summary, ", ".join(entry.metrics))
+    return table
+
+
+def comparison_table(comparisons: Sequence[Comparison], left: str, right: str) -> Table:
+    """Return comparisons as a table; ``left`` and ``right`` name the two files."""
+    table = Table(title=f"{left} and {right}", title_justify="left")
+    for column in ("benchmark", "metric"):
+        table.add_column(column, style="bold")
+    for column in ("unit", left, right, "ratio"):
+        table.add_column(column, justify="left" if column == "unit" else "right")
+    table.add_column("note", style="dim", overflow="fold")
+    for comparison in comparisons:
+        either = comparison.left or comparison.right
+        values = [number(row.value) if row else "-" for row in (comparison.left, comparison.right)]
+        ratio = f"{comparison.ratio:.3f}" if comparison.ratio is not None else "-"
+        both = comparison.left is not None and comparison.right is not None
+        note = "different machines" if both and not comparison.same_device else ""
+        table.add_row(comparison.benchmark, comparison.metric, either.unit if either else "", *values, ratio, note)
+    return table
+
+
+def number(value: float) -> str:
+    """Return a figure with about four significant digits."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 0.001 else f"{value:.2e}"

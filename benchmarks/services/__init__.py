@@ -1,0 +1,1 @@
+"""Benchmarks of services in one process, without Ray."""

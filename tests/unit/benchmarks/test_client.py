@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import msgpack
+import orjson
+import pytest
+
+from benchmarks.client import Answer, MeshClient, count_outcomes
+from shared.clock import ManualClock
+from shared.schema.api import RankRequest
+
+REQUEST = RankRequest(user_id=1, candidates=[1, 2], timestamp_s=9)
+
+
+def response_body(**fields: object) -> dict[str, object]:
+    body: dict[str, object] = {
+        "request_id": "r",
+        "user_id": 1,
+        "weights_version": "v",
+        "tier": "full",
+        "tier_reason": "default",
+        "candidates": [{"id": 2, "scores": {"click": 0.5}, "value": 0.5, "scored_by": "full", "speculative": "none"}],
+        "num_candidates": 2,
+        "history_length": 0,
+        "degraded": [],
+        "reasons": {},
+        "num_oov": {},
+        "stages": [],
+        "total_ms": 3.0,
+    }
+    return {**body, **fields}
+
+
+async def ask(handler: Callable[[httpx.Request], httpx.Response], wire: str = "json") -> Answer:
+    client = MeshClient("http://mesh/", 1.0, 2, ManualClock())
+    client._http = httpx.AsyncClient(base_url=client.url, transport=httpx.MockTransport(handler))
+    async with client:
+        return await client.rank(REQUEST, wire)  # type: ignore[arg-type]  # parametrized over the literal's values
+
+
+async def test_a_whole_answer_is_ok_and_a_marked_one_degraded() -> None:
+    whole = await ask(lambda _: httpx.Response(200, json=response_body()))
+    marked = await ask(
+        lambda _: httpx.Response(200, json=response_body(degraded=["sequence"], reasons={"sequence": "late"}))
+    )
+    assert (whole.outcome, marked.outcome) == ("ok", "degraded")
+    assert whole.body is not None and whole.body.candidates[0].id == 2
+
+
+@pytest.mark.parametrize("wire", ["json", "msgpack"])
+async def test_both_wire_forms_carry_the_same_request(wire: str) -> None:
+    seen: list[object] = []
+
+    def mesh(request: httpx.Request) -> httpx.Response:
+        decode = orjson.loads if wire == "json" else msgpack.unpackb
+        seen.append(decode(request.content))
+        assert request.headers["accept"] == request.headers["content-type"] == f"application/{wire}"
+        encode = orjson.dumps if wire == "json" else msgpack.packb
+        return httpx.Response(200, content=encode(response_body()), headers={"content-type": f"application/{wire}"})
+
+    assert (await ask(mesh, wire)).outcome == "ok"
+    assert seen == [
+        {"user_id": 1, "candidates": [1, 2], "surface": "ml-1m", "timestamp_s": 9, "tier": "auto", "speculative": True}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(429, "shed"), (503, "unavailable"), (504, "deadline"), (500, "failed"), (422, "rejected")]
+)
+async def test_error_statuses_have_their_outcome_and_body(status: int, outcome: str) -> None:
+    error = {"code": "c", "message": "m", "context": {"field": "f"}}
+    answer = await ask(lambda _: httpx.Response(status, json=error))
+    assert (answer.outcome, answer.status) == (outcome, status)
+    assert answer.error is not None and answer.error.context == {"field": "f"}
+
+
+async def test_an_error_without_our_body_keeps_its_outcome() -> None:
+    answer = await ask(lambda _: httpx.Response(503, text="<html>no server</html>"))
+    assert (answer.outcome, answer.error) == ("unavailable", None)
+    assert "no server" in answer.detail
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", orjson.dumps({"total_ms": 1})])
+async def test_a_2xx_that_is_no_answer_is_garbled(content: bytes) -> None:
+    assert (await ask(lambda _: httpx.Response(200, content=content))).outcome == "garbled"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(httpx.ReadTimeout("t"), "hung"), (httpx.ReadError("r"), "broken"), (httpx.ConnectError("c"), "broken")],
+)
+async def test_transport_failures_are_outcomes(error: Exception, outcome: str) -> None:
+    def mesh(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    answer = await ask(mesh)
+    assert (answer.outcome, answer.status) == (outcome, 0)
+
+
+def test_outcomes_are_counted_most_frequent_first() -> None:
+    answers = [Answer("ok", 200, 1.0), Answer("shed", 429, 1.0), Answer("ok", 200, 1.0)]
+    assert list(count_outcomes(answers).items()) == [("ok", 2), ("shed", 1)]
