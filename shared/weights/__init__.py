@@ -1,0 +1,11 @@
+"""One set of weights, from publish to replica: versions in a store, each a folder that its manifest seals.
+
+``WeightStore`` lists and opens versions, ``WeightWriter`` makes one, ``WeightReader`` hands out verified tensors.
+"""
+
+from shared.weights.manifest import Manifest
+from shared.weights.reader import WeightReader
+from shared.weights.store import WeightStore
+from shared.weights.writer import WeightWriter
+
+__all__ = ["Manifest", "WeightReader", "WeightStore", "WeightWriter"]
