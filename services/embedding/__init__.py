@@ -1,0 +1,1 @@
+"""Table shards: a FeatureBatch to the rows this shard owns."""

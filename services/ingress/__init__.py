@@ -1,0 +1,1 @@
+"""The front door: admission, deadline, tier, the calls of one request, and the HTTP API."""

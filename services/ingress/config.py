@@ -1,0 +1,111 @@
+"""Configuration of the ingress."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from shared.config import Config
+from shared.schema.api import ApiLimits
+
+TierName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+
+
+class TierConfig(Config):
+    """What the ingress knows about one ranking tier.
+
+    Args:
+        name: Tier; its deployment is ``ranking:<name>``.
+        cost_ms: 99th percentile of a whole request on this tier, milliseconds; a request with less budget left goes lower.
+        rank_ms: 99th percentile of the tier's ranking call alone, milliseconds; kept back for it while inputs are gathered.
+        timeout_ms: Longest wait for one ranking call before the next tier is asked as well, milliseconds.
+    """
+
+    name: TierName
+    cost_ms: float = Field(gt=0)
+    rank_ms: float = Field(gt=0)
+    timeout_ms: float = Field(gt=0)
+
+
+class StageBudgets(Config):
+    """Longest wait for each stage, milliseconds; the request's deadline may end it earlier.
+
+    The defaults are far above the usual times (single milliseconds): they end a hang, they do not shape latency.
+
+    Args:
+        preprocess_ms: One attempt; a second replica is asked after it.
+        sequence_ms: From the start of the request.
+        embedding_ms: A shard, from the moment the features are ready.
+        speculative_ms: From the moment the features are ready.
+        render_ms: Kept back for building the answer.
+        events_ms: The whole of one append.
+    """
+
+    preprocess_ms: float = Field(300, gt=0)
+    sequence_ms: float = Field(500, gt=0)
+    embedding_ms: float = Field(300, gt=0)
+    speculative_ms: float = Field(200, gt=0)
+    render_ms: float = Field(3, ge=0)
+    events_ms: float = Field(5_000, gt=0)
+
+
+class PrecomputeConfig(Config):
+    """Speculative embeddings that are computed after an answer is out.
+
+    Args:
+        enabled: Whether answers are followed by precomputation.
+        in_flight_max: Precomputations at once; more are dropped and counted.
+        candidates_max: Head candidates of one answer that are precomputed.
+        timeout_ms: Longest time of one, milliseconds.
+    """
+
+    enabled: bool = True
+    in_flight_max: int = Field(4, ge=1)
+    candidates_max: int = Field(128, ge=1, le=10_000)
+    timeout_ms: float = Field(2_000, gt=0)
+
+
+class IngressConfig(Config):
+    """The ingress.
+
+    Args:
+        mesh: Name of this mesh, shown in status.
+        limits: What a client may send.
+        tiers: Ranking tiers, best first.
+        budgets: Time limits of the stages.
+        num_shards: Embedding shards S, deployments ``embedding:0`` .. ``embedding:S-1``.
+        in_flight_max: Rank requests at once in one replica; more are shed with 429.
+        events_in_flight_max: Event appends at once in one replica; more are shed with 429.
+        light_above_in_flight: Rank requests at once above which ``auto`` goes to the lowest tier; shedding quality
+            first keeps answers coming under a burst.
+        retry_after_s: What a shed client is told to wait, seconds.
+        body_timeout_s: Longest time a client may take to send its body, seconds.
+        precompute: Work after the answer.
+    """
+
+    mesh: str = Field("rankmesh", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    limits: ApiLimits = ApiLimits()
+    tiers: tuple[TierConfig, ...] = Field(
+        (
+            TierConfig(name="full", cost_ms=120, rank_ms=60, timeout_ms=400),
+            TierConfig(name="light", cost_ms=40, rank_ms=15, timeout_ms=400),
+        ),
+        min_length=1,
+        max_length=8,
+    )
+    budgets: StageBudgets = StageBudgets()
+    num_shards: int = Field(2, ge=1, le=64)
+    in_flight_max: int = Field(64, ge=1)
+    events_in_flight_max: int = Field(32, ge=1)
+    light_above_in_flight: int = Field(48, ge=1)
+    retry_after_s: int = Field(1, ge=1)
+    body_timeout_s: float = Field(10, gt=0)
+    precompute: PrecomputeConfig = PrecomputeConfig()
+
+    @model_validator(mode="after")
+    def _tiers_are_distinct(self) -> IngressConfig:
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) != len(names) or "auto" in names:
+            raise ValueError(f"tier names must be distinct and not 'auto', have {names}")
+        return self

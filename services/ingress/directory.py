@@ -1,0 +1,96 @@
+"""Who is in the mesh: what ``GET /v1/status`` and ``/readyz`` answer, and where the ingress learns it."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ReplicaState: TypeAlias = Literal["ready", "starting", "down"]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReplicaStatus(_Body):
+    """One replica."""
+
+    id: str
+    state: ReplicaState
+    pid: int | None = None
+    version: str | None = Field(None, description="weights version that it holds; null for stations without weights")
+    counters: dict[str, int] = Field(default_factory=dict, description="what it counted since it started")
+
+
+class DeploymentStatus(_Body):
+    """One deployment and its replicas."""
+
+    name: str
+    target: int = Field(ge=0, description="replicas wanted")
+    replicas: list[ReplicaStatus]
+
+
+class StoreStatus(_Body):
+    """The Redis-protocol store behind user log and speculative cache."""
+
+    kind: str = Field(description="embedded, or redis for one that is not ours")
+    url: str = Field(description="without credentials")
+    healthy: bool
+    pid: int | None = None
+
+
+class StatusBody(_Body):
+    """The whole mesh, from one ingress replica."""
+
+    name: str
+    ready: bool
+    version: str
+    replica: str = Field(description="ingress replica that answers")
+    counters: dict[str, int] = Field(description="what that replica counted since it started")
+    store: StoreStatus
+    deployments: list[DeploymentStatus]
+
+
+class ModelBody(_Body):
+    """One model that this mesh can rank with."""
+
+    version: str
+    current: bool
+    objectives: list[str]
+    objective_weights: dict[str, float]
+    tiers: list[str] = Field(description="ranking tiers, best first")
+    history_length: int
+    speculative_width: int
+    metrics: dict[str, float | int | str | None] = Field(description="offline metrics, published with the weights")
+
+
+class ModelsBody(_Body):
+    """The models of a mesh."""
+
+    models: list[ModelBody]
+
+
+class HealthBody(_Body):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ReadyBody(_Body):
+    """The mesh answers rank requests."""
+
+    status: Literal["ready"] = "ready"
+    version: str
+
+
+class Directory(Protocol):
+    """Knows the deployments and the store; answers from memory or within a fraction of a second, and never raises."""
+
+    async def deployments(self) -> list[DeploymentStatus]:
+        """Return every deployment of the mesh, the ingress included."""
+        ...
+
+    async def store(self) -> StoreStatus:
+        """Return the state of the store."""
+        ...

@@ -1,0 +1,152 @@
+"""One rank request from its first call to its ordered head.
+
+The chosen tier ranks what the inputs brought. When that call fails, the inputs are asked first (``Inputs.repair``) and
+it is made once more; then the lower tiers follow, then the higher ones, while there is time. A tier that is merely late
+is not cancelled when the next one is asked: the better of those that have answered by then is the answer.
+"""
+
+from __future__ import annotations
+
+from services.ingress.config import IngressConfig
+from services.ingress.inputs import Inputs
+from services.ingress.job import Marks, RankJob, Stations
+from services.ingress.leg import Leg, is_past, wait_until
+from shared.clock import Clock
+from shared.errors import DeadlineExceededError, RankMeshError, StageUnavailableError, VersionMismatchError
+from shared.schema.ranking import RankedList, RankTask
+
+
+class Flow:
+    """The calls of one request; ``close`` it whatever happens.
+
+    Args:
+        job: The request.
+        stations: Whom to call.
+        config: The ingress's configuration.
+        clock: Time.
+    """
+
+    def __init__(self, job: RankJob, stations: Stations, config: IngressConfig, clock: Clock) -> None:
+        self.job = job
+        self.marks = Marks()
+        self.tier = job.choice.tier
+        self.started_s = clock.monotonic_s()
+        self.gathered_s = self.ranked_s = self.started_s
+        self._stations = stations
+        self._tiers = {tier.name: tier for tier in config.tiers}
+        self._render_ms = config.budgets.render_ms
+        self._clock = clock
+        self._asked: dict[str, Leg] = {}
+        self._failed: dict[str, RankMeshError] = {}
+        self._num_retries = 0
+        self.inputs = Inputs(job, stations, config.budgets, self._tiers[self.tier].rank_ms, self.marks, clock)
+
+    @property
+    def num_retries(self) -> int:
+        """Calls that were made a second time."""
+        return self._num_retries + self.inputs.num_retries
+
+    async def run(self) -> RankedList:
+        """Carry the request through and return the ordered head.
+
+        Raises:
+            DeadlineExceededError: the budget went before there was any answer.
+            RankMeshError: a needed station failed, twice where a second attempt may help.
+        """
+        await self.inputs.gather()
+        self.gathered_s = self._clock.monotonic_s()
+        ranked = await self._rank()
+        self.ranked_s = self._clock.monotonic_s()
+        return ranked
+
+    def close(self) -> None:
+        """Cancel every call that has not ended."""
+        self.inputs.close()
+        for leg in self._asked.values():
+            leg.cancel()
+
+    async def _rank(self) -> RankedList:
+        order = (self.job.choice.tier, *self.job.choice.fallbacks)
+        for index, tier in enumerate(order):
+            end_s = self._wait_end_s(tier, order[index + 1 :])
+            if is_past(end_s, self._clock):
+                self._failed[tier] = self.job.deadline.error(f"ranking:{tier}")
+                continue
+            if (ranked := await self._rank_on(tier, end_s)) is not None:
+                return ranked
+        last_s = self.job.deadline.share(self._render_ms).at_s
+        if (ranked := await self._first_answer(None, last_s)) is not None:
+            return ranked
+        if is_past(last_s, self._clock):
+            raise self.job.deadline.error("ranking")
+        raise self._failed[order[-1]]
+
+    async def _rank_on(self, tier: str, end_s: float) -> RankedList | None:
+        """Ask one tier, a second time if that may help; None when it failed or is late."""
+        for is_second in (False, True):
+            leg = self._start(tier)
+            if (ranked := await self._first_answer(leg, end_s)) is not None:
+                return ranked
+            self._failed[tier] = leg.error or self._late(tier)
+            if leg.error is None or is_second:
+                return None
+            repaired = await self.inputs.repair()
+            if not (repaired or leg.error.retryable) or is_past(end_s, self._clock):
+                return None
+            self._num_retries += 1
+        return None
+
+    def _wait_end_s(self, tier: str, rest: tuple[str, ...]) -> float:
+        """Return when to stop waiting for one tier alone: its own limit, or when a cheaper one needs what is left."""
+        cheaper = [self._tiers[name].rank_ms for name in rest if self._tiers[name].rank_ms < self._tiers[tier].rank_ms]
+        reserve_ms = self._render_ms + min(cheaper, default=0.0)
+        return min(
+            self._clock.monotonic_s() + self._tiers[tier].timeout_ms / 1e3, self.job.deadline.share(reserve_ms).at_s
+        )
+
+    def _start(self, tier: str) -> Leg:
+        job = self.job
+        task = RankTask(job.request_id, job.version, job.limit, job.deadline.to_wire_ms(), self.marks.missing())
+        call = self._stations.ranking[tier].call("rank", task, *self.inputs.calls())
+        self._asked[tier] = leg = Leg(f"ranking:{tier}", call, self._clock, fetch=True)
+        return leg
+
+    async def _first_answer(self, current: Leg | None, until_s: float) -> RankedList | None:
+        """Wait until a tier has answered, the current one has failed, or time is up."""
+        while True:
+            for tier, leg in self._asked.items():  # in the order of preference: the chosen one first
+                if leg.value is not None and self._is_sound(leg):
+                    self._accept(tier)
+                    ranked: RankedList = leg.value
+                    return ranked
+            running = [leg.watcher for leg in self._asked.values() if not leg.watcher.done()]
+            if not running or (current is not None and current.watcher.done()) or is_past(until_s, self._clock):
+                return None
+            await wait_until(running, until_s, self._clock, first=True)
+
+    def _is_sound(self, leg: Leg) -> bool:
+        """Check that an answer is this request's and of its version: a wrong answer is worse than none."""
+        stamp = leg.value.stamp
+        if stamp.request_id == self.job.request_id and stamp.version == self.job.version:
+            return True
+        leg.error = VersionMismatchError(
+            f"{leg.name} answered for request {stamp.request_id} with weights {stamp.version}",
+            asked=self.job.version, held=stamp.version, station=leg.name,
+        )  # fmt: skip
+        leg.value = None
+        return False
+
+    def _late(self, tier: str) -> RankMeshError:
+        timeout_ms = self._tiers[tier].timeout_ms
+        if self.job.deadline.remaining_ms() > min(each.rank_ms for each in self._tiers.values()) + self._render_ms:
+            return StageUnavailableError(f"ranking:{tier} did not answer within {timeout_ms:.0f} ms", stage=f"ranking:{tier}")
+        return self.job.deadline.error(f"ranking:{tier}")
+
+    def _accept(self, tier: str) -> None:
+        self.tier = tier
+        if tier == self.job.choice.tier:
+            return
+        for name, error in self._failed.items():
+            if isinstance(error, DeadlineExceededError):
+                self.marks.add_deadline(self.job.deadline)
+            self.marks.add(f"ranking:{name}", f"{error.code}: {error.message}")

@@ -1,0 +1,193 @@
+"""The HTTP API over an ``IngressService``: bytes in, bytes out, and nothing that decides about ranking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.ingress import body
+from services.ingress.directory import HealthBody
+from services.ingress.openapi import API_VERSION, openapi_document
+from services.ingress.page_files import PageFile, load_page
+from services.ingress.service import IngressService
+from shared.errors import RankMeshError
+from shared.schema.api import EventsRequest, RankRequest
+
+ResultT = TypeVar("ResultT")
+Answer = Callable[[Request], Awaitable[Response]]
+
+CLIENT_GONE = 499
+"""Status of an answer that nobody reads: the client closed the connection."""
+
+_INT64 = 1 << 63
+
+
+def create_app(service: IngressService) -> FastAPI:
+    """Return the application that serves one ingress replica."""
+    app = FastAPI(title="rankmesh", version=API_VERSION, redirect_slashes=False, redoc_url=None)
+    document = openapi_document(service.config)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
+    _add_rank(app, service)
+    _add_events(app, service)
+    _add_views(app, service)
+    _add_page(app, load_page())
+    app.add_exception_handler(RankMeshError, _on_known_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unknown_error)
+    app.add_middleware(HeadAsGet)
+    return app
+
+
+def _add_rank(app: FastAPI, service: IngressService) -> None:
+    async def rank(request: Request) -> Response:
+        media = body.response_type(request.headers)
+        service.rank_gate.check()  # before the body is read: a shed request must cost next to nothing
+        document, received_s = await _read(request, service)
+        parsed = body.validate(RankRequest, document)
+        answer = await _while_connected(request, service.rank(parsed, received_s))
+        return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
+
+    app.add_api_route("/v1/rank", rank, methods=["POST"], response_class=Response)
+
+
+def _add_events(app: FastAPI, service: IngressService) -> None:
+    async def append_events(request: Request) -> Response:
+        media = body.response_type(request.headers)
+        service.events_gate.check()
+        document, _ = await _read(request, service)
+        answer = await _while_connected(request, service.append(body.validate(EventsRequest, document)))
+        return _gone() if answer is None else Response(body.encode(dict(answer), media), media_type=media)
+
+    app.add_api_route("/v1/events", append_events, methods=["POST"], response_class=Response)
+
+
+def _add_views(app: FastAPI, service: IngressService) -> None:
+    async def models() -> Response:
+        return _json(service.models().model_dump_json())
+
+    async def status() -> Response:
+        return _json((await service.mesh_status()).model_dump_json())
+
+    async def samples() -> Response:
+        if service.model.samples is None:
+            return _error(404, "not_found", f"weights {service.model.version} bring no samples")
+        return _json(service.model.samples)
+
+    async def healthz() -> Response:
+        return _json(HealthBody().model_dump_json())
+
+    async def readyz() -> Response:
+        return _json((await service.ready()).model_dump_json())
+
+    views: dict[str, Callable[[], Awaitable[Response]]] = {
+        "/v1/models": models, "/v1/status": status, "/v1/samples": samples, "/healthz": healthz, "/readyz": readyz,
+    }  # fmt: skip
+    for path, view in views.items():
+        app.add_api_route(path, view, methods=["GET"], response_class=Response)
+
+
+def _add_page(app: FastAPI, files: dict[str, PageFile]) -> None:
+    def serve(file: PageFile) -> Callable[[], Awaitable[Response]]:
+        async def page() -> Response:
+            return Response(file.content, media_type=file.media_type, headers={"Cache-Control": "no-cache"})
+
+        return page
+
+    for path, file in files.items():
+        app.add_api_route(path, serve(file), methods=["GET"], response_class=Response, include_in_schema=False)
+
+
+async def _read(request: Request, service: IngressService) -> tuple[object, float]:
+    """Return the decoded body and when it was complete."""
+    media = body.request_type(request.headers)
+    limits = service.config.limits
+    raw = await body.read_body(request.stream(), request.headers, limits.body_bytes_max, service.config.body_timeout_s)
+    received_s = service.clock.monotonic_s()
+    return body.decode(raw, media), received_s
+
+
+async def _while_connected(request: Request, work: Awaitable[ResultT]) -> ResultT | None:
+    """Await ``work``; cancel it and return None when the client closes the connection first."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _gone() -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+def _json(content: str | bytes) -> Response:
+    return Response(content, media_type=body.JSON)
+
+
+def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None, **context: object) -> Response:
+    content = orjson.dumps({"code": code, "message": message, "context": context})
+    return Response(content, status, headers, body.JSON)
+
+
+async def _on_known_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RankMeshError)  # registered for this class alone
+    context = {
+        name: str(value)[:100] if isinstance(value, int) and not -_INT64 <= value < _INT64 else value
+        for name, value in error.context.items()
+    }
+    headers = {}
+    if error.http_status in (429, 503):
+        headers["Retry-After"] = str(max(1, round(float(error.context.get("retry_after_s") or 1))))
+    content = orjson.dumps({"code": error.code, "message": error.message, "context": context})
+    return Response(content, error.http_status, headers, body.JSON)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses: an unknown path or method."""
+    assert isinstance(error, HTTPException)  # registered for this class alone
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        allowed = headers.get("Allow", headers.get("allow", ""))
+        headers = {"Allow": f"{allowed}, HEAD" if allowed == "GET" else allowed}
+        message = f"{request.method} is not allowed on {request.url.path}, allowed: {headers['Allow']}"
+        return _error(405, "method_not_allowed", message, headers, method=request.method)
+    code = "not_found" if error.status_code == 404 else "http_error"
+    message = f"there is no {request.url.path}" if error.status_code == 404 else str(error.detail)
+    return _error(error.status_code, code, message, headers)
+
+
+async def _on_unknown_error(_: Request, error: Exception) -> Response:
+    return _error(500, "internal", f"{type(error).__name__} in the ingress; see its log")
+
+
+class HeadAsGet:
+    """Answers HEAD like GET without the body, which the framework does not do by itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)

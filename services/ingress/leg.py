@@ -1,0 +1,109 @@
+"""A leg: one call that a request holds, with its timing and its fate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from shared.clock import Clock
+from shared.errors import RankMeshError, StageUnavailableError
+from shared.handle import Call, Handle
+
+_SLACK_S = 1e-6  # a clock's rounding must not turn "at the limit" into "just before it, wait once more"
+
+
+class Leg:
+    """One call to one station, watched until it ends.
+
+    Args:
+        name: Station, e.g. ``embedding:1``.
+        call: The pending result.
+        clock: Clock of the timings.
+        fetch: Whether the value comes into this process (small answers only).
+    """
+
+    def __init__(self, name: str, call: Call[Any], clock: Clock, *, fetch: bool = False) -> None:
+        self.name = name
+        self.call = call
+        self.retried = False
+        self.started_s = clock.monotonic_s()
+        self.ended_s: float | None = None
+        self.value: Any = None
+        self.error: RankMeshError | None = None
+        self._clock = clock
+        self.watcher = asyncio.get_running_loop().create_task(self._watch(fetch), name=f"watch {name}")
+
+    @classmethod
+    def start(cls, handle: Handle, method: str, *args: object, clock: Clock, fetch: bool = False) -> Leg:
+        """Call ``method`` of a station and watch the call."""
+        return cls(handle.name, handle.call(method, *args), clock, fetch=fetch)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self.ended_s is not None
+
+    async def failure(self, until_s: float) -> RankMeshError | None:
+        """Return why the call failed, or None; a station that cannot even say so by ``until_s`` has failed."""
+        asking = asyncio.ensure_future(self.call.failure())
+        try:
+            await wait_until([asking], until_s, self._clock)
+            if asking.done():
+                return asking.result()
+            return StageUnavailableError(f"{self.name} did not answer", stage=self.name)
+        finally:
+            asking.cancel()
+
+    def cancel(self) -> None:
+        """Stop the call if it runs, and the watch over it."""
+        if not self.ended:
+            self.call.cancel()
+        self.watcher.cancel()
+
+    async def _watch(self, fetch: bool) -> None:
+        try:
+            if fetch:
+                self.value = await self.call
+            else:
+                await self.call.ready()
+        except RankMeshError as error:
+            self.error = error
+        except Exception:  # noqa: BLE001 - the handle maps whatever the callee raised to the error tree
+            self.error = await self.call.failure() or StageUnavailableError(f"{self.name} failed", stage=self.name)
+        self.ended_s = self._clock.monotonic_s()
+
+
+async def wait_until(
+    tasks: Iterable[asyncio.Future[Any]], until_s: float, clock: Clock, *, first: bool = False
+) -> None:
+    """Wait for tasks, but not past a point in time.
+
+    Args:
+        tasks: What to wait for; none is cancelled here.
+        until_s: Monotonic seconds of ``clock`` at which waiting ends.
+        clock: The clock.
+        first: Return as soon as one task ends instead of all.
+    """
+    pending = {task for task in tasks if not task.done()}
+    if not pending:
+        return
+    timer = asyncio.get_running_loop().create_task(clock.sleep_s(until_s - clock.monotonic_s()))
+    try:
+        while pending and not timer.done():
+            done, _ = await asyncio.wait({*pending, timer}, return_when=asyncio.FIRST_COMPLETED)
+            pending -= done
+            if first and done:
+                return
+    finally:
+        timer.cancel()
+
+
+async def all_ended(legs: Iterable[Leg], until_s: float, clock: Clock) -> None:
+    """Wait until every leg has ended, but not past ``until_s``."""
+    await wait_until([leg.watcher for leg in legs], until_s, clock)
+
+
+def is_past(at_s: float, clock: Clock) -> bool:
+    """Return whether the clock has reached ``at_s``."""
+    return clock.monotonic_s() >= at_s - _SLACK_S

@@ -1,0 +1,177 @@
+"""The OpenAPI document, written from the schemas and from this deployment's own limits.
+
+Bodies are parsed by hand (``body``), so FastAPI cannot derive the document; every status that a path can answer stands
+here, and the fuzzing test holds the API to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.ingress.body import JSON, MEDIA_TYPES
+from services.ingress.config import IngressConfig
+from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
+from services.ingress.routing import AUTO
+from shared.hashing import ID_MAX
+from shared.schema.api import ID_BYTES_MAX, ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
+
+Document = dict[str, Any]
+
+API_VERSION = "1"
+
+_SCHEMAS: tuple[type[BaseModel], ...] = (
+    RankRequest, RankResponse, EventsRequest, EventsResponse, ErrorBody, HealthBody, ReadyBody, StatusBody, ModelsBody,
+)  # fmt: skip
+
+_REFUSALS = {
+    "400": "The body is not valid JSON or msgpack.",
+    "406": "The client accepts neither JSON nor msgpack.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is over the limit.",
+    "415": "The content type is neither JSON nor msgpack, or the body is compressed.",
+    "422": "A field breaks a limit; the context names field, limit and value.",
+    "429": "Shed at admission; Retry-After says when to come back.",
+    "500": "An error that is not the client's.",
+    "503": "A station that the answer cannot do without is out of reach.",
+    "504": "The time budget went before there was any answer.",
+}
+
+
+def openapi_document(config: IngressConfig) -> Document:
+    """Return the document for one deployment."""
+    _, definitions = models_json_schema(
+        [(cls, "serialization" if cls.__name__.endswith(("Response", "Body")) else "validation") for cls in _SCHEMAS],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas: Document = definitions["$defs"]
+    schemas["Id"] = _id_schema()
+    _apply_limits(schemas, config)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "rankmesh",
+            "version": API_VERSION,
+            "description": "Ranks the candidates of a user through a mesh of stations.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {
+            "/v1/rank": {"post": _post("rank", "Rank the candidates of one user", RankRequest, RankResponse, _example_rank())},
+            "/v1/events": {
+                "post": _post("append_events", "Append events to users' logs", EventsRequest, EventsResponse, _example_events())
+            },
+            "/v1/models": {"get": _get("models", "The models that this mesh ranks with", ModelsBody)},
+            "/v1/status": {"get": _get("status", "Every deployment, replica and weights version", StatusBody)},
+            "/v1/samples": {"get": _samples()},
+            "/healthz": {"get": _get("healthz", "The process answers", HealthBody)},
+            "/readyz": {"get": _get("readyz", "The mesh answers rank requests", ReadyBody, "503")},
+            "/metrics": {"get": _metrics()},
+        },
+        "components": {"schemas": schemas},
+    }
+
+
+def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel], example: Document) -> Document:
+    content = {media: {"schema": _ref(body.__name__)} for media in MEDIA_TYPES}
+    content[JSON]["example"] = example
+    return {
+        "operationId": name,
+        "summary": summary,
+        "requestBody": {"required": True, "content": content},
+        "responses": {
+            "200": {
+                "description": "The answer.",
+                "content": {media: {"schema": _ref(answer.__name__)} for media in MEDIA_TYPES},
+            },
+            **{status: _refusal(status) for status in _REFUSALS},
+        },
+    }
+
+
+def _get(name: str, summary: str, answer: type[BaseModel], *statuses: str) -> Document:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": {JSON: {"schema": _ref(answer.__name__)}}},
+            **{status: _refusal(status) for status in (*statuses, "500")},
+        },
+    }
+
+
+def _samples() -> Document:
+    return {
+        "operationId": "samples",
+        "summary": "A few held-out requests and the names of the items, where the weights bring them",
+        "responses": {
+            "200": {"description": "The samples.", "content": {JSON: {"schema": {"type": "object"}}}},
+            "404": {"description": "These weights bring none.", "content": {JSON: {"schema": _ref("ErrorBody")}}},
+        },
+    }
+
+
+def _metrics() -> Document:
+    return {
+        "operationId": "metrics",
+        "summary": "Metrics of the answering ingress replica, Prometheus text format",
+        "responses": {"200": {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    }
+
+
+def _refusal(status: str) -> Document:
+    answer: Document = {"description": _REFUSALS[status], "content": {JSON: {"schema": _ref("ErrorBody")}}}
+    if status in ("429", "503"):
+        answer["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+    return answer
+
+
+def _ref(name: str) -> Document:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _id_schema() -> Document:
+    return {
+        "description": "64-bit id: an integer, its decimal string (the same entity), or any other string of at most "
+        f"{ID_BYTES_MAX} bytes of UTF-8; echoed as sent",
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": ID_MAX},
+            {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX},
+        ],
+    }
+
+
+def _apply_limits(schemas: Document, config: IngressConfig) -> None:
+    """Write the deployment's limits, which the classes cannot know, into the request schemas."""
+    limits = config.limits
+    rank = schemas["RankRequest"]["properties"]
+    event = schemas["Event"]["properties"]
+    rank["user_id"] = event["user_id"] = event["item_id"] = schemas["RankResponse"]["properties"]["user_id"] = _ref("Id")
+    schemas["RankedCandidate"]["properties"]["id"] = _ref("Id")
+    rank["candidates"].update(items=_ref("Id"), maxItems=limits.candidates_max, uniqueItems=True)
+    _bounds(rank["limit"], maximum=limits.candidates_max)
+    _bounds(rank["deadline_ms"], minimum=limits.deadline_ms_min, maximum=limits.deadline_ms_max)
+    rank["tier"] = {
+        "type": "string",
+        "enum": [AUTO, *(tier.name for tier in config.tiers)],
+        "default": AUTO,
+        "description": rank["tier"]["description"],
+    }
+    schemas["EventsRequest"]["properties"]["events"]["maxItems"] = limits.events_max
+
+
+def _bounds(schema: Document, **bounds: int) -> None:
+    for member in schema.get("anyOf", [schema]):
+        if member.get("type") == "integer":
+            member.update(bounds)
+
+
+def _example_rank() -> Document:
+    return {"user_id": 6040, "candidates": [1, 2, 3], "limit": 2}
+
+
+def _example_events() -> Document:
+    return {
+        "events": [{"event_id": "e-1", "user_id": 6040, "item_id": 1, "weight": 5, "timestamp_s": 1_000_000_000}],
+    }

@@ -1,0 +1,242 @@
+"""The ingress: admits a request, chooses its tier, makes its calls and says how the answer came to be."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from services.ingress.admission import Gate
+from services.ingress.background import Precompute
+from services.ingress.checks import check_events, check_rank
+from services.ingress.config import IngressConfig
+from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
+from services.ingress.flow import Flow
+from services.ingress.job import RankJob, Stations
+from services.ingress.leg import Leg, all_ended
+from services.ingress.model_info import ModelInfo
+from services.ingress.render import candidate_rows, waterfall
+from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import ConfigError, RankMeshError, StageUnavailableError
+from shared.hashing import EntityId, canonical_id
+from shared.schema.api import EventsRequest, RankRequest
+from shared.schema.ranking import RankedList
+
+NEEDED = ("preprocess",)
+"""Deployments without which no rank request can be answered, beside one ranking tier."""
+
+
+class IngressService:
+    """Front door of the mesh; one object a replica.
+
+    Args:
+        config: Configuration.
+        stations: Handles of the other stations.
+        model: The weights version that requests are ranked with.
+        directory: Who is in the mesh.
+        clock: Time.
+        replica: Name of this replica, unique in the mesh's life.
+        router: Chooses the tier; default by budget and load.
+
+    Raises:
+        ConfigError: a tier or shard of the configuration has no station.
+    """
+
+    def __init__(
+        self,
+        config: IngressConfig,
+        stations: Stations,
+        model: ModelInfo,
+        directory: Directory,
+        clock: Clock,
+        replica: str,
+        router: TierRouter | None = None,
+    ) -> None:
+        tiers = [tier.name for tier in config.tiers]
+        if set(tiers) != set(stations.ranking):
+            raise ConfigError(f"tiers are {tiers}, ranking stations {sorted(stations.ranking)}", field="tiers", value=str(tiers))
+        self.config = config
+        self.model = model
+        self.replica = replica
+        self.clock = clock
+        self._stations = stations
+        self._directory = directory
+        self._router = router or BudgetRouter(config.tiers, config.light_above_in_flight)
+        self._ids = itertools.count(1)
+        self.rank_gate = Gate("rank requests", config.in_flight_max, config.retry_after_s)
+        self.events_gate = Gate("event appends", config.events_in_flight_max, config.retry_after_s)
+        self.precompute = Precompute(stations, config.precompute, clock)
+        self._counts = dict.fromkeys(("ranked", "degraded", "failed", "cancelled", "retried"), 0)
+
+    async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
+        """Rank the candidates of one request.
+
+        Args:
+            request: The parsed body.
+            received_s: Monotonic seconds at which the body was complete; the budget counts from there. Default now.
+
+        Returns:
+            The fields of ``RankResponse`` as plain values.
+
+        Raises:
+            InvalidRequestError: a field breaks a limit of this deployment.
+            OverloadedError: too many requests are in flight.
+            DeadlineExceededError: the budget went before there was any answer.
+            RankMeshError: a needed station failed.
+        """
+        received_s = self.clock.monotonic_s() if received_s is None else received_s
+        with self.rank_gate.enter():
+            job = self._job(request, received_s)
+            job.deadline.check("admission")
+            flow = Flow(job, self._stations, self.config, self.clock)
+            is_over = False
+            try:
+                ranked = await flow.run()
+                is_over = True
+            except RankMeshError:
+                self._counts["failed"] += 1
+                is_over = True
+                raise
+            finally:
+                self._counts["cancelled"] += not is_over
+                self._counts["retried"] += flow.num_retries
+                flow.close()
+        body = self._body(request, flow, ranked, received_s)
+        self.precompute.offer(flow, ranked)
+        return body
+
+    async def append(self, request: EventsRequest) -> dict[str, int]:
+        """Append events to users' logs; tried twice, which is safe because an event id is kept once.
+
+        Returns:
+            The fields of ``EventsResponse``.
+
+        Raises:
+            InvalidRequestError: more events than the deployment allows.
+            OverloadedError: too many appends are in flight.
+            RankMeshError: the events could not be stored or buffered.
+        """
+        check_events(request, self.config.limits)
+        with self.events_gate.enter():
+            deadline = Deadline.after_ms(self.config.budgets.events_ms, self.clock)
+            error: RankMeshError | None = None
+            for _ in range(2):
+                call = self._stations.sequence.call("append", list(request.events))
+                leg = Leg("sequence", call, self.clock, fetch=True)
+                try:
+                    await all_ended([leg], deadline.at_s, self.clock)
+                finally:
+                    leg.cancel()
+                if leg.value is not None:
+                    result: dict[str, int] = leg.value
+                    return result
+                error = leg.error or deadline.error("sequence")
+                if not error.retryable:
+                    break
+            raise error or StageUnavailableError("sequence did not answer", stage="sequence")
+
+    def models(self) -> ModelsBody:
+        """Return the models that this mesh ranks with."""
+        return ModelsBody(models=[self.model.body([tier.name for tier in self.config.tiers])])
+
+    async def ready(self) -> ReadyBody:
+        """Say that rank requests are answered.
+
+        Raises:
+            StageUnavailableError: names the stations without a live replica that no answer can do without.
+        """
+        if missing := self._missing(await self._directory.deployments()):
+            raise StageUnavailableError(f"no live replica of {', '.join(missing)}", stage=missing[0])
+        return ReadyBody(version=self.model.version)
+
+    async def mesh_status(self) -> StatusBody:
+        """Return every deployment, replica and weights version of the mesh."""
+        deployments = await self._directory.deployments()
+        return StatusBody(
+            name=self.config.mesh,
+            ready=not self._missing(deployments),
+            version=self.model.version,
+            replica=self.replica,
+            counters=self.counters(),
+            store=await self._directory.store(),
+            deployments=deployments,
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Return what this replica counted since it started."""
+        gates = {"rank": self.rank_gate, "events": self.events_gate}
+        return {
+            **self._counts,
+            **{f"{name}_in_flight": gate.in_flight for name, gate in gates.items()},
+            **{f"{name}_admitted": gate.num_admitted for name, gate in gates.items()},
+            **{f"{name}_shed": gate.num_shed for name, gate in gates.items()},
+            "precompute_in_flight": self.precompute.in_flight,
+            "precompute_started": self.precompute.num_started,
+            "precompute_stored": self.precompute.num_stored,
+            "precompute_dropped": self.precompute.num_dropped,
+            "precompute_failed": self.precompute.num_failed,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        return {"station": "ingress", "replica": self.replica, "version": self.model.version, "counters": self.counters()}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check: an event loop that runs is all that the ingress needs."""
+
+    async def aclose(self) -> None:
+        """Stop what runs in the background."""
+        self.precompute.close()
+        await self.precompute.drain()
+
+    def _job(self, request: RankRequest, received_s: float) -> RankJob:
+        candidates: list[EntityId] = check_rank(request, self.config.limits)
+        limits = self.config.limits
+        budget_ms = float(request.deadline_ms or limits.deadline_ms_default)
+        deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
+        query = RouteQuery(request.tier, deadline.remaining_ms(), len(candidates), self.rank_gate.in_flight)
+        return RankJob(
+            request_id=f"{self.replica}/{next(self._ids)}",
+            version=self.model.version,
+            user=canonical_id(request.user_id),
+            surface=request.surface,
+            candidates=candidates,
+            limit=min(request.limit or limits.limit_default, len(candidates)),
+            as_of_s=int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s,
+            deadline=deadline,
+            choice=self._router.choose(query),
+            speculative=request.speculative,
+        )
+
+    def _body(self, request: RankRequest, flow: Flow, ranked: RankedList, received_s: float) -> dict[str, Any]:
+        reasons = dict(flow.marks.reasons)
+        if ranked.history_degraded:
+            reasons.setdefault("sequence", ranked.history_degraded)
+        for shard in ranked.missing_shards:
+            reasons.setdefault(f"embedding:{shard}", "its rows did not arrive")
+        candidates = candidate_rows(request, ranked, self.model.objectives)
+        self._counts["ranked"] += 1
+        self._counts["degraded"] += bool(reasons)
+        ended_s = self.clock.monotonic_s()
+        return {
+            "request_id": request.request_id or flow.job.request_id,
+            "user_id": request.user_id,
+            "weights_version": ranked.stamp.version,
+            "tier": flow.tier,
+            "tier_reason": flow.job.choice.reason,
+            "candidates": candidates,
+            "num_candidates": len(flow.job.candidates),
+            "history_length": ranked.history_length,
+            "degraded": list(reasons),
+            "reasons": reasons,
+            "num_oov": ranked.num_oov,
+            "stages": waterfall(flow, ranked, received_s, ended_s),
+            "total_ms": round((ended_s - received_s) * 1e3, 3),
+        }
+
+    def _missing(self, deployments: list[DeploymentStatus]) -> list[str]:
+        live = {each.name for each in deployments if any(replica.state == "ready" for replica in each.replicas)}
+        missing = [name for name in NEEDED if name not in live]
+        tiers = [f"ranking:{tier.name}" for tier in self.config.tiers]
+        return missing if live.intersection(tiers) else [*missing, *tiers]

@@ -1,0 +1,1 @@
+"""Raw candidates to a FeatureBatch."""

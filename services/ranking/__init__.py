@@ -1,0 +1,1 @@
+"""Scores and order, one deployment a tier."""

@@ -1,0 +1,1 @@
+"""The request-only path: user log to UserState."""

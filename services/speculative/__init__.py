@@ -1,0 +1,1 @@
+"""The speculative-embedding cache, and the foundation worker that fills it."""

@@ -1,0 +1,83 @@
+"""One thread that runs a replica's heavy work, so that its event loop stays free.
+
+A network pass takes milliseconds; on the loop it would hold up health checks, cancellations and the next call's
+bookkeeping. The hop to a thread and back costs about 0.1 ms, so work that is shorter than that (id look-ups, table
+gathers) stays on the loop. One thread, because torch already spreads one pass over the replica's cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from shared.deadline import Deadline
+from shared.errors import OverloadedError
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+class Worker:
+    """Runs pieces of work one at a time, in order of arrival.
+
+    Work that is cancelled, or whose deadline passes, while it waits never starts. Work that has started runs to its
+    end; its result is dropped if nobody waits any more.
+
+    Args:
+        station: Deployment name, for messages and the thread's name.
+        queue_max: Pieces that may wait or run at once.
+        retry_after_s: What an overloaded caller is told to wait, seconds.
+    """
+
+    def __init__(self, station: str, queue_max: int, retry_after_s: float = 1.0) -> None:
+        self._station = station
+        self._queue_max = queue_max
+        self._retry_after_s = retry_after_s
+        self._num_held = 0
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=station)
+
+    @property
+    def num_held(self) -> int:
+        """Pieces of work that wait or run now."""
+        return self._num_held
+
+    async def run(self, deadline: Deadline, work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        """Run ``work`` on the thread and return its result.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before the work started.
+            OverloadedError: ``queue_max`` pieces are held already.
+        """
+        deadline.check(self._station)
+        if self._num_held >= self._queue_max:
+            raise OverloadedError(
+                f"{self._station} holds {self._num_held} pieces of work, limit {self._queue_max}",
+                stage=self._station, limit=self._queue_max, value=self._num_held, retry_after_s=self._retry_after_s,
+            )  # fmt: skip
+
+        def start() -> ResultT:
+            deadline.check(self._station)
+            return work(*args, **kwargs)
+
+        self._num_held += 1
+        loop = asyncio.get_running_loop()
+        future = self._executor.submit(start)
+        future.add_done_callback(lambda done: _on_loop(loop, self._release, done))
+        # Cancelling the wrapped future cancels this one, and the executor drops a cancelled future that waits.
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Drop what waits and let the thread end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _release(self, _: Future[ResultT]) -> None:
+        self._num_held -= 1
+
+
+def _on_loop(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[Future[ResultT]], None], done: Future[ResultT]
+) -> None:
+    if not loop.is_closed():  # a test's or a stopping replica's loop may be gone before the thread is
+        loop.call_soon_threadsafe(callback, done)
