@@ -7,8 +7,8 @@ Ids: a user of MovieLens-1M has the integer of ``1m_<n>``; one of MovieLens-100K
 1,000,000, so that the two never meet. An item has its 1-based row in ``ml-1m.item`` (= MovieID order); a title that
 only MovieLens-100K has gets 10,000 plus the row of its first mention in ``ml-100k.item`` (18 titles stand there twice).
 
-Labels are derived: click = rating of 4 or 5, conversion = rating of 5. There is no ad group in MovieLens: main genre
-and decade of release stand in for it.
+Labels are derived: click = rating of 4 or 5, conversion = rating of 5. There is no ad group in MovieLens: the first
+genre of an item stands in for it.
 
 Source: Harper and Konstan, The MovieLens Datasets, ACM TiiS 2015. Research use, no redistribution.
 """
@@ -16,7 +16,6 @@ Source: Harper and Konstan, The MovieLens Datasets, ACM TiiS 2015. Research use,
 from __future__ import annotations
 
 import io
-import os
 import re
 import tempfile
 import zipfile
@@ -64,7 +63,7 @@ _OCCUPATIONS_100K = {
     "none": "unemployed",
 }
 _GENDERS = {"F": 1, "M": 2}
-_FORMAT = "v1"
+_FORMAT = "v2"
 
 
 def load_movielens(
@@ -203,7 +202,7 @@ def _parse_items(rows: list[list[str]], id_of_title: dict[str, int]) -> Arrays:
         "item_year": np.array([year for _, (_, year, _) in ordered], np.int16),
         "item_genre_values": np.array([genre for genres in genres_of for genre in genres], np.int16),
         "item_genre_offsets": np.cumsum([0] + [len(genres) for genres in genres_of], dtype=np.int64),
-        "item_group_id": np.array([genres[0] * 1_000 + year // 10 for _, (_, year, genres) in ordered], np.int64),
+        "item_group_id": np.array([genres[0] for genres in genres_of], np.int64),
     }
 
 
@@ -235,7 +234,7 @@ def _parse_events(rows: Iterable[list[str]], user_id: npt.NDArray[np.int64], id_
 def _read_cache(path: Path) -> Arrays | None:
     """Return the parsed tables; None when they are not there or were damaged, so that they are parsed again."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
@@ -246,7 +245,7 @@ def _write_cache(path: Path, arrays: Arrays) -> None:
         with tempfile.TemporaryDirectory(prefix=".parse-", dir=path.parent) as folder:
             written = Path(folder) / path.name
             np.savez(written, allow_pickle=False, **arrays)
-            os.replace(written, path)
+            written.replace(path)
     except OSError as error:
         raise DataUnavailableError(
             f"cannot write {path}: {error.strerror or error}", field="data_dir", value=str(path)

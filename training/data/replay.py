@@ -53,6 +53,7 @@ class UserEvents:
         rating: float32 [E], 1 to 5.
         timestamp_s: int64 [E], non-decreasing.
         source: E surface names.
+        profile: Request-only attributes of the user.
     """
 
     event_id: npt.NDArray[np.int64]
@@ -60,6 +61,7 @@ class UserEvents:
     rating: npt.NDArray[np.float32]
     timestamp_s: npt.NDArray[np.int64]
     source: tuple[str, ...]
+    profile: dict[str, str]
 
     def __len__(self) -> int:
         """Number of events E."""
@@ -163,5 +165,6 @@ def history_events(dataset: Dataset, until_s: int, max_events: int) -> Iterator[
                 rating=log.rating[events].astype(np.float32),
                 timestamp_s=log.timestamp_s[events],
                 source=tuple(dataset.surfaces[surface] for surface in log.surface[events].tolist()),
+                profile=dataset.users.profile(int(user_index)),
             ),
         )

