@@ -1,0 +1,126 @@
+# rankmesh: `make` prints what there is.
+#
+# Variables: PYTHON (python3.11), VARIANT (cpu|gpu), PIP_ARGS (extra arguments of pip install), NAME and PORT of a mesh,
+# ONCE=1 (make run ends after its answer), BENCH (name of a benchmark), PYTEST_ARGS (extra arguments of pytest).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Order is part of what targets mean here (cheap checks first), whatever MAKEFLAGS says.
+.NOTPARALLEL:
+
+PYTHON ?= python3.11
+VARIANT ?= cpu
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+export PYTHON VARIANT PIP_ARGS
+
+BIN := .venv/bin
+RANKMESH := $(BIN)/rankmesh
+PYTEST := $(BIN)/python -m pytest
+NAME_AND_PORT := $(if $(NAME),--name $(NAME)) $(if $(PORT),--port $(PORT))
+
+# A stamp is written after its step has succeeded, so an interrupted setup is done again.
+RUN_STAMP := .venv/.run-$(VARIANT)
+DEV_STAMP := .venv/.dev-$(VARIANT)
+PACKAGE_STAMP := .venv/.package
+CONSTRAINTS := $(if $(filter gpu,$(VARIANT)),requirements/gpu.txt,requirements/constraints-cpu.txt)
+
+$(RUN_STAMP): requirements/base.in requirements/$(VARIANT).in requirements/torchrec.in $(CONSTRAINTS) scripts/setup.sh
+	@scripts/setup.sh run
+	@touch $@
+
+$(DEV_STAMP): requirements/dev.in $(CONSTRAINTS) $(RUN_STAMP)
+	@scripts/setup.sh dev
+	@touch $@
+
+# setuptools is in the environment already: no build isolation, no download.
+$(PACKAGE_STAMP): pyproject.toml $(RUN_STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+##@ Set up
+
+.PHONY: help
+help: ## Print this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(RUN_STAMP) $(PACKAGE_STAMP) ## Create .venv with what a mesh needs
+
+.PHONY: setup-dev
+setup-dev: setup $(DEV_STAMP) ## The same, with linters and test tools
+
+.PHONY: lock
+lock: ## Write the constraint files again from the intent files
+	scripts/lock.sh
+
+##@ Use
+
+.PHONY: run
+run: setup ## Train or reuse a model, start a mesh, rank real requests, keep serving (ONCE=1: end after the answer)
+	@$(RANKMESH) run $(if $(filter 1,$(ONCE)),--once) $(NAME_AND_PORT)
+
+.PHONY: up
+up: setup ## Start a mesh in the background
+	@$(RANKMESH) up $(NAME_AND_PORT)
+
+.PHONY: down
+down: setup ## End a mesh
+	@$(RANKMESH) down $(if $(NAME),--name $(NAME))
+
+.PHONY: bench
+bench: setup ## Run a benchmark: make bench BENCH=mesh (without BENCH: list them)
+	@$(RANKMESH) bench $(BENCH)
+
+##@ Check
+
+.PHONY: fmt
+fmt: setup-dev ## Format, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: lint
+lint: setup-dev ## Format and lint rules, nothing changed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: setup-dev ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: setup-dev ## Import rules between packages
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: unit
+unit: setup-dev ## Unit tests and tests of the repository itself
+	$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: kernels
+kernels: setup-dev ## Triton kernels in the interpreter
+	@scripts/lane.sh interpret tests/unit $(PYTEST_ARGS)
+
+.PHONY: integration
+integration: setup-dev ## A real cluster, asked over HTTP
+	@scripts/lane.sh integration tests/integration --timeout=600 $(PYTEST_ARGS)
+
+.PHONY: chaos
+chaos: setup-dev ## A real cluster whose parts are killed
+	@scripts/lane.sh chaos tests/chaos --timeout=600 $(PYTEST_ARGS)
+
+.PHONY: test
+test: unit integration ## Everything that proves the product: unit, repo, kernels in the interpreter, integration
+
+.PHONY: ci
+ci: ## All that CI runs, cheap first, with the time of each step
+	@scripts/ci.sh setup-dev lint types imports test
+
+##@ Clean
+
+.PHONY: clean
+clean: ## Remove caches and build products (.venv and var/ stay)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info .coverage .coverage.* htmlcov
+	find . -path ./.venv -prune -o -path ./var -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Data, training, evaluation and publication of the models that the mesh serves."""
