@@ -1,0 +1,61 @@
+"""Segmented top-k: the k best of each of many jagged segments, in O(N), with one defined order. See README.md."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.segmented_topk.cpu import segmented_topk_cpu
+from kernels.segmented_topk.reference import segmented_topk_reference
+
+Backend: TypeAlias = Literal["cpu", "reference"]
+
+_BACKENDS = {"cpu": segmented_topk_cpu, "reference": segmented_topk_reference}
+
+
+def segmented_topk(
+    values: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.integer],
+    k: int,
+    *,
+    tie_keys: npt.NDArray[np.int64] | None = None,
+    backend: Backend = "cpu",
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the k best of each segment, best first.
+
+    Order: larger value first; equal values by smaller tie key, then by smaller index; NaN after everything else.
+
+    Args:
+        values: float32 [N].
+        offsets: integers [S + 1] from 0 to N, non-decreasing; segment ``s`` is ``values[offsets[s]:offsets[s + 1]]``.
+        k: At least 0; a shorter segment gives all of its elements.
+        tie_keys: int64 [N], None: equal values by index alone.
+        backend: ``cpu``: O(N + R log R) for R results; ``reference``: a full sort.
+
+    Returns:
+        Indices into ``values``, int64 [R], and their offsets, int64 [S + 1]: lengths are ``min(k, segment length)``.
+
+    Raises:
+        ValueError: the shapes, the offsets, k or the backend break a rule.
+
+    Example:
+        >>> values = np.array([1.0, 3.0, 3.0, 2.0, 9.0], np.float32)
+        >>> indices, offsets = segmented_topk(values, np.array([0, 4, 4, 5]), 2)
+        >>> indices.tolist(), offsets.tolist()
+        ([1, 2, 4], [0, 2, 2, 3])
+    """
+    if values.ndim != 1 or values.dtype != np.float32:
+        raise ValueError(f"values must be float32 [N], are {values.dtype} {values.shape}")
+    if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(values):
+        raise ValueError(f"offsets must be [S + 1] from 0 to {len(values)}, have shape {offsets.shape}")
+    if bool((np.diff(offsets) < 0).any()):
+        raise ValueError("offsets must not decrease")
+    if tie_keys is not None and (tie_keys.shape != values.shape or tie_keys.dtype != np.int64):
+        raise ValueError(f"tie_keys must be int64 [{len(values)}], are {tie_keys.dtype} {tie_keys.shape}")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, is {k}")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {sorted(_BACKENDS)}, is {backend!r}")
+    return _BACKENDS[backend](values, offsets, k, tie_keys)

@@ -1,0 +1,6 @@
+"""The ranker and its parts: torch modules, numpy halves that the services call, and the oracle.
+
+No Ray, and no input or output besides what a weight source gives. Shape letters: B requests, C candidates, L history
+length, T encoded tokens (summaries and history), F candidate features, D width, H heads, O objectives, E speculative
+width, R request tokens, N candidate tokens.
+"""

@@ -1,0 +1,82 @@
+"""Publish-time calibration: a scale and an offset per pass and objective in logit space.
+
+The network has no bias; this one affine map after it puts the passes, and so the tiers, on one scale, because their
+scores meet in one list and one auction. It is fitted on rows that training has not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from models.config import OBJECTIVES
+from models.source import Tensors, WeightSource, tensor
+
+Pass: TypeAlias = Literal["first", "full"]
+PASSES: Final[tuple[Pass, ...]] = ("first", "full")
+GROUP = "dense"
+_ROUNDS = 50
+
+
+class Calibration:
+    """Scale and offset of each pass.
+
+    Args:
+        parameters: pass -> float32 [2, O], scales and offsets.
+    """
+
+    def __init__(self, parameters: dict[Pass, npt.NDArray[np.float32]]) -> None:
+        self._parameters = parameters
+
+    @classmethod
+    def identity(cls) -> Self:
+        """Return the calibration that changes nothing."""
+        return cls(
+            {
+                name: np.stack([np.ones(len(OBJECTIVES)), np.zeros(len(OBJECTIVES))]).astype(np.float32)
+                for name in PASSES
+            }
+        )
+
+    @classmethod
+    def from_weights(cls, source: WeightSource) -> Self:
+        """Read the calibration of a weights version."""
+        return cls({name: tensor(source, GROUP, f"calibration.{name}", np.float32) for name in PASSES})
+
+    def apply(self, logits: npt.NDArray[np.float32], which: Pass) -> npt.NDArray[np.float32]:
+        """Calibrate logits: float32 [C, O] -> float32 [C, O]."""
+        scale, offset = self._parameters[which]
+        return logits * scale + offset
+
+    def tensors(self) -> Tensors:
+        """Return the arrays under the names that ``from_weights`` reads."""
+        return {f"calibration.{name}": values for name, values in self._parameters.items()}
+
+
+def fit_platt(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Fit scale and offset of a logit by maximum likelihood (Newton's method).
+
+    Args:
+        logits: float64 [N].
+        labels: bool [N].
+
+    Returns:
+        Scale and offset; 1 and 0 where the rows cannot determine them (one label only, or constant logits).
+
+    Source: Platt, Probabilistic Outputs for Support Vector Machines, 1999.
+    """
+    if labels.all() or not labels.any() or float(np.ptp(logits)) < 1e-9:
+        return 1.0, 0.0
+    design = np.stack([logits, np.ones_like(logits)], axis=1)
+    parameters = np.array([1.0, 0.0])
+    for _ in range(_ROUNDS):
+        chance = 1.0 / (1.0 + np.exp(-np.clip(design @ parameters, -60.0, 60.0)))
+        gradient = design.T @ (chance - labels)
+        curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design + 1e-9 * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        parameters -= step
+        if float(np.abs(step).max()) < 1e-10:
+            break
+    return float(parameters[0]), float(parameters[1])

@@ -1,0 +1,217 @@
+"""Configuration of the ranker: which tables and features there are, how wide and deep it is, which tiers serve it.
+
+Imports no torch: preprocess and the ingress read it too.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from shared.config import Config
+
+Placement: TypeAlias = Literal["row_wise", "table_wise"]
+CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
+
+OBJECTIVES: tuple[str, str] = ("click", "conversion")
+"""Objectives in the order of every [.., O] axis; a conversion is a click that converted."""
+
+HISTORY_TABLE = "item"
+"""Table that events of the history share with the candidates."""
+
+
+class TableConfig(Config):
+    """One embedding table.
+
+    Args:
+        name: Table name.
+        placement: ``row_wise``: row ``r`` lives on shard ``r % S``; ``table_wise``: the whole table on one shard.
+    """
+
+    name: str
+    placement: Placement = "table_wise"
+
+
+class FeatureConfig(Config):
+    """One categorical feature of a candidate.
+
+    Args:
+        name: Feature name: one of those that ``models.features`` can make of an item.
+        table: Table of its ids; several ids are pooled by their mean.
+        ids_max: Most ids one candidate may have.
+    """
+
+    name: CandidateFeature
+    table: str
+    ids_max: int = Field(1, ge=1, le=64)
+
+
+class RequestFeatureConfig(Config):
+    """One categorical feature of a request, with one id.
+
+    Args:
+        name: ``user_id``, ``surface``, or a key of the user's profile.
+        table: Table of its id.
+        prefix_length: Only so many leading characters of the value count; None: the whole value.
+    """
+
+    name: str
+    table: str
+    prefix_length: int | None = Field(None, ge=1)
+
+
+class TierConfig(Config):
+    """One ranking tier.
+
+    Args:
+        head_max: Candidates that get the full pass, the best of the first pass; 0: the first pass alone.
+    """
+
+    head_max: int = Field(ge=0)
+
+
+class EncoderConfig(Config):
+    """The history encoder.
+
+    Args:
+        num_summaries: Learned tokens in front of the history; their outputs summarise it, and they are what attention
+            finds where there is no history.
+        num_heads: Attention heads, self and target attention alike.
+        feed_forward_width: Hidden width of the position-wise network.
+        genre_events: Whether an event carries the pooled genres of its item beside the item itself.
+        position_buckets: Ranks from the newest event that have an embedding of their own; older ones share the last.
+    """
+
+    num_summaries: int = Field(2, ge=1)
+    num_heads: int = Field(2, ge=1)
+    feed_forward_width: int = Field(64, ge=1)
+    genre_events: bool = True
+    position_buckets: int = Field(16, ge=0)
+
+
+class GroupConfig(Config):
+    """Size of one token group (request or candidate) in an interaction layer.
+
+    Args:
+        num_queries: Queries that attend to the history in each layer.
+        num_mixtures: Columns k of the factorization machine.
+        num_mlp_tokens: Tokens that the factorization-machine block gives.
+        num_linear_tokens: Tokens that the linear compression block gives.
+        hidden_width: Hidden width of the factorization-machine block.
+    """
+
+    num_queries: int = Field(2, ge=1)
+    num_mixtures: int = Field(8, ge=1)
+    num_mlp_tokens: int = Field(4, ge=1)
+    num_linear_tokens: int = Field(4, ge=1)
+    hidden_width: int = Field(64, ge=1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a layer gives."""
+        return self.num_mlp_tokens + self.num_linear_tokens
+
+
+class RankerConfig(Config):
+    """The whole ranker.
+
+    Args:
+        width: D, width of tables and tokens.
+        history_length: L, newest events that are encoded.
+        num_layers: Interaction layers, each with one layer of the history encoder.
+        tables: Embedding tables.
+        candidate_features: Features of a candidate, the order of axis F.
+        request_features: Request-only categorical features.
+        num_dense_tokens: Tokens made of the request's dense features.
+        dense_hidden_width: Hidden width of the network that makes them.
+        encoder: History encoder.
+        request_group: Request-only token group.
+        candidate_group: Candidate token group.
+        head_width: Hidden width of the heads.
+        first_pass_width: Rank of the bilinear first pass.
+        speculative_width: E.
+        objective_weights: Weight of each objective in the combined value.
+        tiers: Ranking tiers by name.
+    """
+
+    width: int = Field(32, ge=4)
+    history_length: int = Field(50, ge=1, le=4096)
+    num_layers: int = Field(2, ge=1, le=32)
+    tables: tuple[TableConfig, ...] = (
+        TableConfig(name="item", placement="row_wise"),
+        TableConfig(name="user"),
+        TableConfig(name="gender"),
+        TableConfig(name="age"),
+        TableConfig(name="occupation"),
+        TableConfig(name="zip"),
+        TableConfig(name="genre"),
+        TableConfig(name="year"),
+        TableConfig(name="surface"),
+    )
+    candidate_features: tuple[FeatureConfig, ...] = (
+        FeatureConfig(name="item_id", table="item"),
+        FeatureConfig(name="genres", table="genre", ids_max=16),
+        FeatureConfig(name="year", table="year"),
+    )
+    request_features: tuple[RequestFeatureConfig, ...] = (
+        RequestFeatureConfig(name="user_id", table="user"),
+        RequestFeatureConfig(name="gender", table="gender"),
+        RequestFeatureConfig(name="age", table="age"),
+        RequestFeatureConfig(name="occupation", table="occupation"),
+        RequestFeatureConfig(name="zip_code", table="zip", prefix_length=3),
+        RequestFeatureConfig(name="surface", table="surface"),
+    )
+    num_dense_tokens: int = Field(2, ge=1)
+    dense_hidden_width: int = Field(32, ge=1)
+    encoder: EncoderConfig = EncoderConfig()
+    request_group: GroupConfig = GroupConfig()
+    candidate_group: GroupConfig = GroupConfig(num_mlp_tokens=2, num_linear_tokens=2)
+    head_width: int = Field(64, ge=1)
+    first_pass_width: int = Field(32, ge=1)
+    speculative_width: int = Field(16, ge=1)
+    objective_weights: dict[str, float] = {"click": 1.0, "conversion": 1.0}
+    tiers: dict[str, TierConfig] = {"light": TierConfig(head_max=0), "full": TierConfig(head_max=500)}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tables must have distinct names, are {names}")
+        used = {HISTORY_TABLE, "genre", *(feature.table for feature in self.candidate_features)}
+        used |= {feature.table for feature in self.request_features}
+        if unknown := sorted(used - set(names)):
+            raise ValueError(f"features use tables {unknown}, which tables does not list")
+        if self.width % self.encoder.num_heads:
+            raise ValueError(f"width must be a multiple of encoder.num_heads {self.encoder.num_heads}, is {self.width}")
+        if set(self.objective_weights) != set(OBJECTIVES):
+            raise ValueError(f"objective_weights must name {OBJECTIVES}, names {sorted(self.objective_weights)}")
+        return self
+
+    @property
+    def num_objectives(self) -> int:
+        """O."""
+        return len(OBJECTIVES)
+
+    @property
+    def num_request_inputs(self) -> int:
+        """Request tokens that enter the first layer."""
+        return len(self.request_features) + self.num_dense_tokens + self.encoder.num_summaries
+
+    @property
+    def num_candidate_inputs(self) -> int:
+        """Candidate tokens that enter the first layer: the features and the speculative token."""
+        return len(self.candidate_features) + 1
+
+    @property
+    def candidate_tables(self) -> tuple[str, ...]:
+        """Tables that candidates read, which the shards serve; the others stay with the sequence station."""
+        return tuple(dict.fromkeys(feature.table for feature in self.candidate_features))
+
+    def table(self, name: str) -> TableConfig:
+        """Return one table's configuration.
+
+        Raises:
+            KeyError: there is no table of that name.
+        """
+        return next(table for table in self.tables if table.name == name)

@@ -1,0 +1,1 @@
+"""The sparse half: vocabularies, the item catalog, tables, shard placement and pooling."""

@@ -1,0 +1,91 @@
+"""Heads: tokens to logits and the speculative embedding; logits to probabilities and the combined value."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.config import OBJECTIVES, RankerConfig
+from models.layers.layout import CandidateLayout
+from models.layers.norm import RMSNorm
+
+CLICK, CONVERSION = range(len(OBJECTIVES))
+
+
+class FirstPass(nn.Module):
+    """The cheap pass: one bilinear form of request tokens and pooled candidate embedding per objective.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        self.shape = (config.num_objectives, config.first_pass_width)
+        self.norm = RMSNorm(config.width)
+        self.user = nn.Linear(
+            config.request_group.num_tokens * config.width, config.num_objectives * config.first_pass_width, bias=False
+        )
+        self.item = nn.Linear(len(config.candidate_features) * config.width, config.first_pass_width, bias=False)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Fold the candidate's projection into the user vectors: [R, B, D] -> [B, O, F * D]."""
+        flat = self.norm(tokens).transpose(0, 1).flatten(1)
+        return self.user(flat).view(-1, *self.shape) @ self.item.weight
+
+    def rank(self, users: Tensor, pooled: Tensor, layout: CandidateLayout) -> Tensor:
+        """Score: user vectors [B, O, F * D], pooled [C, F, D] -> logits [C, O]."""
+        flat = pooled.flatten(1)
+        if layout.request_index is None:
+            return flat @ users[0].t()
+        return torch.einsum("cof,cf->co", layout.rows(users), flat)
+
+
+class Heads(nn.Module):
+    """The full pass's end: one hidden layer over candidate tokens, with the request's part as a contribution.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        num_candidate = config.candidate_group.num_tokens * config.width
+        num_request = config.request_group.num_tokens * config.width
+        self.cross = nn.Linear(num_request, config.head_width, bias=False)
+        self.hidden = nn.Linear(num_candidate, config.head_width, bias=False)
+        self.logits = nn.Linear(config.head_width, config.num_objectives, bias=False)
+        self.speculative = nn.Linear(config.head_width, config.speculative_width, bias=False)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Return the request's part of the hidden layer: [R, B, D] -> [B, hidden]."""
+        part: Tensor = self.cross(tokens.transpose(0, 1).flatten(1))
+        return part
+
+    def rank(self, tokens: Tensor, given: Tensor, layout: CandidateLayout) -> tuple[Tensor, Tensor]:
+        """Return logits [C, O] and the speculative embedding [C, E] in (-1, 1) of candidate tokens [N, C, D]."""
+        own = self.hidden(tokens.transpose(0, 1).flatten(1))
+        hidden = functional.relu(own + layout.rows(given))
+        return self.logits(hidden), torch.tanh(self.speculative(hidden))
+
+
+def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return click and conversion probability: logits float32 [C, O] -> float32 [C, O].
+
+    The second logit is of a conversion given a click, so a conversion is never likelier than its click.
+    """
+    # exp of a clipped value: a logit beyond 80 is certain in float32 anyway, and the clip keeps exp finite.
+    chance = 1.0 / (1.0 + np.exp(-np.clip(logits, -80.0, 80.0)))
+    chance[:, CONVERSION] *= chance[:, CLICK]
+    return chance
+
+
+def combined_value(scores: npt.NDArray[np.float32], weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the weighted sum over objectives: scores float32 [C, O], weights float32 [O] -> float32 [C]."""
+    value = scores[:, 0] * weights[0]
+    for objective in range(1, len(weights)):
+        value = value + scores[:, objective] * weights[objective]
+    return value

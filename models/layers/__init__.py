@@ -1,0 +1,2 @@
+"""Layers of the ranker. None has a bias; token tensors are token-major, [tokens, rows, D], so that a linear map on the
+token axis is one matrix product over all rows."""

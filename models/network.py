@@ -1,0 +1,118 @@
+"""RankingNetwork: the dense half of the ranker, from embeddings to logits, split into a request and a candidate side.
+
+``encode`` computes all that no candidate changes, once a request; ``first_pass`` and ``full_pass`` index into it. So
+the cost of N candidates is ``N * candidate side + request side``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.config import RankerConfig
+from models.heads import FirstPass, Heads
+from models.inputs import DENSE_FEATURES
+from models.layers.layout import CandidateLayout
+from models.sequence_encoder import INIT_STD, SequenceEncoder
+from models.wukong import Contributions, InteractionLayer
+from shared.schema.speculative import HitLevel
+
+State = dict[str, Tensor]
+"""User state of B requests: name -> [B, ..]."""
+
+NUM_LEVELS = int(max(HitLevel)) + 1
+
+
+class RankingNetwork(nn.Module):
+    """The dense network.
+
+    Args:
+        config: Sizes.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.dense = nn.Sequential(
+            nn.Linear(len(DENSE_FEATURES), config.dense_hidden_width, bias=False),
+            nn.ReLU(),
+            nn.Linear(config.dense_hidden_width, config.num_dense_tokens * width, bias=False),
+        )
+        self.encoder = SequenceEncoder(config)
+        self.speculative = nn.Linear(config.speculative_width, width, bias=False)
+        self.presence = nn.Parameter(torch.randn(NUM_LEVELS, width) * INIT_STD)
+        sizes = [(config.num_request_inputs, config.num_candidate_inputs)]
+        sizes += [(config.request_group.num_tokens, config.candidate_group.num_tokens)] * (config.num_layers - 1)
+        self.layers = nn.ModuleList(InteractionLayer(config, request, candidate) for request, candidate in sizes)
+        self.first = FirstPass(config)
+        self.heads = Heads(config)
+
+    def encode(
+        self,
+        features: Tensor,
+        items: Tensor,
+        weight_buckets: Tensor,
+        gap_buckets: Tensor,
+        mask: Tensor | None,
+        dense: Tensor,
+    ) -> State:
+        """Compute the request side of B requests.
+
+        Args:
+            features: [B, request features, D], embeddings.
+            items: [B, L, D], embeddings of the history's items, oldest first, padding at the end.
+            weight_buckets: int64 [B, L].
+            gap_buckets: int64 [B, L].
+            mask: bool [B, L], true where there is an event; None: everywhere.
+            dense: [B, dense features].
+
+        Returns:
+            The user state; ``mask`` bool [B, T] is in it where one was given.
+        """
+        history, seen = self.encoder.embed(items, weight_buckets, gap_buckets, mask)
+        made = self.dense(dense).view(len(dense), -1, self.config.width)
+        tokens = torch.cat([features, made], dim=1).transpose(0, 1)
+        state: State = {} if seen is None else {"mask": seen}
+        for index, (layer, interaction) in enumerate(zip(self.encoder.layers, self.layers, strict=True)):
+            history = layer(history, seen)
+            keys, values = layer.keys_values(history)
+            if index == 0:
+                summaries = history[:, : self.config.encoder.num_summaries].transpose(0, 1)
+                tokens = torch.cat([tokens, summaries])
+            tokens, contributions = interaction.encode(tokens, keys, values, seen)
+            state.update(contributions.named(index))
+        state["first"] = self.first.encode(tokens)
+        state["heads"] = self.heads.encode(tokens)
+        return state
+
+    def first_pass(self, state: State, pooled: Tensor, layout: CandidateLayout) -> Tensor:
+        """Score C candidates cheaply: pooled [C, F, D] -> logits [C, O]."""
+        return self.first.rank(state["first"], pooled, layout)
+
+    def full_pass(
+        self, state: State, pooled: Tensor, speculative: Tensor | None, levels: Tensor | None, layout: CandidateLayout
+    ) -> tuple[Tensor, Tensor]:
+        """Score C candidates with the whole network.
+
+        Args:
+            state: User state of B requests.
+            pooled: [C, F, D].
+            speculative: [C, E], zero where there is none; None: none for any candidate.
+            levels: int64 [C], ``HitLevel``; None: ``NONE`` for all.
+            layout: Which request each candidate belongs to.
+
+        Returns:
+            Logits [C, O] and the candidate's own speculative embedding [C, E].
+        """
+        if speculative is None or levels is None:
+            extra = self.presence[int(HitLevel.NONE)].expand(len(pooled), -1)
+        else:
+            extra = self.speculative(speculative) + functional.embedding(levels, self.presence)
+        tokens = torch.cat([pooled.transpose(0, 1), extra[None]])
+        mask = state.get("mask")
+        for index, interaction in enumerate(self.layers):
+            tokens = interaction.rank(tokens, Contributions.of(state, index), mask, layout)
+        logits, embedding = self.heads.rank(tokens, state["heads"], layout)
+        return logits, embedding

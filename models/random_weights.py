@@ -1,0 +1,88 @@
+"""A ranker with random weights over made-up items and users: for tests, and for services without a trained model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from models.calibration import Calibration
+from models.config import EncoderConfig, GroupConfig, RankerConfig
+from models.embedding.catalog import ItemCatalog
+from models.embedding.vocabulary import Vocabulary
+from models.export import export_source
+from models.ranker import Ranker
+from models.source import MemorySource
+from models.stations import item_genre_matrix
+from shared.hashing import id_keys
+
+GENRES = ("Action", "Comedy", "Drama", "Horror", "Romance")
+TINY = RankerConfig(
+    width=8,
+    history_length=6,
+    num_layers=2,
+    num_dense_tokens=1,
+    dense_hidden_width=4,
+    encoder=EncoderConfig(num_summaries=1, feed_forward_width=8, position_buckets=3),
+    request_group=GroupConfig(num_queries=1, num_mixtures=2, num_mlp_tokens=2, num_linear_tokens=2, hidden_width=8),
+    candidate_group=GroupConfig(num_queries=1, num_mixtures=2, num_mlp_tokens=2, num_linear_tokens=2, hidden_width=8),
+    head_width=8,
+    first_pass_width=4,
+    speculative_width=4,
+)
+"""A whole ranker in some thousands of weights."""
+
+
+def random_weights(
+    config: RankerConfig = TINY, num_items: int = 40, num_users: int = 20, seed: int = 0, version: str = "random"
+) -> MemorySource:
+    """Return a weight source with random weights.
+
+    Items have the ids 1 to ``num_items`` (with 0 to 3 genres of ``GENRES`` and a year from 1990 on), users 1 to ``num_users``; surfaces are
+    ``ml-1m`` and ``web``.
+
+    Args:
+        config: Sizes.
+        num_items: Items of vocabulary and catalog.
+        num_users: Users of the vocabulary.
+        seed: Every array is a function of it.
+        version: Name of the source.
+    """
+    random = np.random.default_rng(seed)
+    items = np.arange(1, num_items + 1, dtype=np.int64)
+    years = 1990 + items % 7
+    vocabularies = {
+        "item": Vocabulary.of(items),
+        "user": Vocabulary.of(np.arange(1, num_users + 1, dtype=np.int64)),
+        "gender": Vocabulary.of(id_keys(["F", "M"])),
+        "age": Vocabulary.of(id_keys(["1", "18", "25", "35"])),
+        "occupation": Vocabulary.of(id_keys(["artist", "lawyer", "writer"])),
+        "zip": Vocabulary.of(id_keys(["100", "941"])),
+        "genre": Vocabulary.of(id_keys(GENRES)),
+        "year": Vocabulary.of(years),
+        "surface": Vocabulary.of(id_keys(["ml-1m", "web"])),
+    }
+    genre_keys = id_keys(GENRES)
+    chosen = [np.sort(random.choice(len(GENRES), size=int(item) % 4, replace=False)) for item in items]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(genres) for genres in chosen], dtype=np.int64)])
+    flat = np.concatenate(chosen).astype(np.int64)
+    groups = np.array([genre_keys[genres[0]] if len(genres) else 0 for genres in chosen], np.int64)
+    catalog = ItemCatalog(
+        items, vocabularies["genre"].rows(genre_keys[flat]), offsets, vocabularies["year"].rows(years), groups
+    )
+    num_rows = {table.name: vocabularies[table.name].num_rows for table in config.tables}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ranker = Ranker(
+            config, num_rows, item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
+        )
+        for parameter in ranker.parameters():
+            # Far from their initial values, so that no term is lost in the rounding of another.
+            parameter.data += 0.3 * torch.randn(parameter.shape)
+    scales = {
+        name: np.stack(
+            [random.uniform(0.8, 1.2, config.num_objectives), random.normal(0.0, 0.2, config.num_objectives)]
+        )
+        for name in ("first", "full")
+    }
+    calibration = Calibration({"first": scales["first"].astype(np.float32), "full": scales["full"].astype(np.float32)})
+    return export_source(ranker, vocabularies, catalog, calibration, version)

@@ -1,0 +1,137 @@
+"""Ranker: tables and network together, from table rows to logits; what training and evaluation run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from models.config import RankerConfig
+from models.embedding.tables import ReferenceTables
+from models.inputs import RequestInputs
+from models.layers.layout import CandidateLayout
+from models.network import RankingNetwork, State
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTensors:
+    """``RequestInputs`` as tensors; see there for the fields."""
+
+    feature_rows: Tensor
+    item_rows: Tensor
+    weight_buckets: Tensor
+    gap_buckets: Tensor
+    mask: Tensor
+    dense: Tensor
+
+    @classmethod
+    def of(cls, inputs: RequestInputs) -> Self:
+        """Wrap numpy inputs without a copy."""
+        return cls(
+            feature_rows=torch.from_numpy(inputs.feature_rows),
+            item_rows=torch.from_numpy(inputs.item_rows),
+            weight_buckets=torch.from_numpy(inputs.weight_buckets),
+            gap_buckets=torch.from_numpy(inputs.gap_buckets),
+            mask=torch.from_numpy(inputs.mask),
+            dense=torch.from_numpy(inputs.dense),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTensors:
+    """Candidates of a batch as rows.
+
+    Args:
+        item_rows: int64 [C], rows of table ``item``.
+        genre_weights: [C, genre rows], 1 over the number of genres at each genre of the item.
+        year_rows: int64 [C], rows of table ``year``.
+    """
+
+    item_rows: Tensor
+    genre_weights: Tensor
+    year_rows: Tensor
+
+
+def genre_matrix(
+    genre_rows: npt.NDArray[np.int64], genre_offsets: npt.NDArray[np.int64], num_genre_rows: int
+) -> npt.NDArray[np.float32]:
+    """Return mean pooling of jagged genre rows as a matrix: float32 [N, num_genre_rows], rows of items without are 0."""
+    counts = np.diff(genre_offsets)
+    matrix = np.zeros((len(counts), num_genre_rows), np.float32)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    np.add.at(matrix, (owners, genre_rows), 1.0 / np.maximum(counts, 1)[owners])
+    return matrix
+
+
+class Ranker(nn.Module):
+    """The trainable whole.
+
+    Args:
+        config: Sizes.
+        num_rows: table -> rows, row 0 included.
+        item_genres: float32 [item rows, genre rows], ``genre_matrix`` by item row; row 0 and items without are 0.
+    """
+
+    item_genres: Tensor
+
+    def __init__(self, config: RankerConfig, num_rows: dict[str, int], item_genres: npt.NDArray[np.float32]) -> None:
+        super().__init__()
+        self.config = config
+        self.tables = ReferenceTables(config, num_rows)
+        self.network = RankingNetwork(config)
+        self.register_buffer("item_genres", torch.from_numpy(item_genres), persistent=False)
+
+    def encode(self, requests: RequestTensors) -> State:
+        """Compute the user state of B requests."""
+        features = torch.stack(
+            [
+                self.tables.lookup(feature.table, requests.feature_rows[:, index])
+                for index, feature in enumerate(self.config.request_features)
+            ],
+            dim=1,
+        )
+        items = nn.functional.embedding(requests.item_rows, self.event_table())
+        return self.network.encode(
+            features, items, requests.weight_buckets, requests.gap_buckets, requests.mask, requests.dense
+        )
+
+    def event_table(self) -> Tensor:
+        """Return what an event's item embeds to: [item rows, D]."""
+        return event_table(self.config, self.tables.weights["item"], self.item_genres, self.tables.weights["genre"])
+
+    def pool(self, candidates: CandidateTensors) -> Tensor:
+        """Return the pooled embeddings [C, F, D] of candidates."""
+        by_name = {
+            "item_id": lambda table: self.tables.lookup(table, candidates.item_rows),
+            "genres": lambda table: candidates.genre_weights @ self.tables.weights[table],
+            "year": lambda table: self.tables.lookup(table, candidates.year_rows),
+        }
+        return torch.stack([by_name[feature.name](feature.table) for feature in self.config.candidate_features], dim=1)
+
+    def first_pass(self, state: State, pooled: Tensor, request_index: Tensor) -> Tensor:
+        """Score cheaply: pooled [C, F, D], request index int64 [C] -> logits [C, O]."""
+        return self.network.first_pass(state, pooled, _layout(state, request_index))
+
+    def full_pass(
+        self,
+        state: State,
+        pooled: Tensor,
+        request_index: Tensor,
+        speculative: Tensor | None = None,
+        levels: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Score with the whole network; see ``RankingNetwork.full_pass``."""
+        return self.network.full_pass(state, pooled, speculative, levels, _layout(state, request_index))
+
+
+def event_table(config: RankerConfig, items: Tensor, item_genres: Tensor, genres: Tensor) -> Tensor:
+    """Return the embedding of an item as an event: items [I, D], item_genres [I, G], genres [G, D] -> [I, D]."""
+    return items + item_genres @ genres if config.encoder.genre_events else items
+
+
+def _layout(state: State, request_index: Tensor) -> CandidateLayout:
+    return CandidateLayout.of(request_index, len(state["heads"]))

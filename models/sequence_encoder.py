@@ -1,0 +1,119 @@
+"""The history encoder: request-only, one transformer layer for each interaction layer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.config import RankerConfig
+from models.inputs import NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.layers.attention import attend
+from models.layers.norm import RMSNorm
+
+INIT_STD = 0.05
+
+
+class EventEmbedding(nn.Module):
+    """Embeds events: the item, what it was worth, how long before the request, and its rank from the newest.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        self.num_positions = config.encoder.position_buckets
+        num_buckets = NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS + self.num_positions
+        self.buckets = nn.Parameter(torch.randn(num_buckets, config.width) * INIT_STD)
+
+    def forward(self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, lengths: Tensor) -> Tensor:
+        """Embed B padded histories.
+
+        Args:
+            items: [B, L, D], the items' embeddings.
+            weight_buckets: int64 [B, L].
+            gap_buckets: int64 [B, L].
+            lengths: int64 [B], events of each history; they come first, oldest first.
+
+        Returns:
+            [B, L, D].
+        """
+        ids = [weight_buckets, gap_buckets + NUM_WEIGHT_BUCKETS]
+        if self.num_positions:
+            ranks = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)
+            ids.append(ranks.clamp(0, self.num_positions - 1) + (NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS))
+        bags = torch.stack(ids, dim=-1).view(-1, len(ids))
+        return items + functional.embedding_bag(bags, self.buckets, mode="sum").view(items.shape)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a position-wise network, normalised before each, without biases.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.encoder.feed_forward_width
+        self.num_heads = config.encoder.num_heads
+        self.norm_attention = RMSNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.norm_feed_forward = RMSNorm(width)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.norm_out = RMSNorm(width)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Encode [B, T, D] -> [B, T, D]; ``mask`` is bool [B, T], true where a token counts, None: all of them."""
+        q, k, v = self.query_key_value(self.norm_attention(tokens)).chunk(3, dim=-1)
+        tokens = tokens + self.attention_out(attend(q, k, v, mask, self.num_heads))
+        hidden = functional.relu(self.up(self.norm_feed_forward(tokens)))
+        return cast(Tensor, tokens + self.down(hidden))
+
+    def keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what query tokens attend to: [B, T, D] -> keys [B, T, D], values [B, T, D]."""
+        keys, values = self.key_value(self.norm_out(tokens)).chunk(2, dim=-1)
+        return keys, values
+
+
+class SequenceEncoder(nn.Module):
+    """Event embedding, learned summary tokens in front, and the layers.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        self.events = EventEmbedding(config)
+        self.summaries = nn.Parameter(torch.randn(config.encoder.num_summaries, config.width) * INIT_STD)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+
+    def embed(
+        self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens that enter the first layer, and the mask that goes with them.
+
+        Args:
+            items: [B, L, D].
+            weight_buckets: int64 [B, L].
+            gap_buckets: int64 [B, L].
+            mask: bool [B, L], events first; None: every position holds an event.
+
+        Returns:
+            Tokens [B, T, D] with T = summaries + L, and bool [B, T] or None.
+        """
+        batch, length, _ = items.shape
+        lengths = torch.full((batch,), length) if mask is None else mask.sum(dim=1)
+        events = self.events(items, weight_buckets, gap_buckets, lengths)
+        summaries = self.summaries.expand(batch, *self.summaries.shape)
+        tokens = torch.cat([summaries, events], dim=1)
+        if mask is None:
+            return tokens, None
+        return tokens, functional.pad(mask, (self.summaries.shape[0], 0), value=True)

@@ -1,0 +1,391 @@
+"""The numpy-in, numpy-out halves of the ranker that services run: table shard, request encoder, candidate ranker.
+
+``FeatureExtractor``, the fourth, needs no torch and lives in ``models.features``. Each is built from one weights version
+and holds no other state. Arrays that come from other processes may be read-only; they are wrapped, never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.segmented_topk import segmented_topk
+from models.arrays import tensor_view
+from models.calibration import Calibration, Pass
+from models.config import OBJECTIVES, RankerConfig
+from models.embedding.assemble import Assembler
+from models.embedding.catalog import ItemCatalog
+from models.embedding.plan import ShardPlan
+from models.embedding.tables import table_weight
+from models.embedding.vocabulary import OOV_ROW, Vocabulary
+from models.heads import combined_value, probabilities
+from models.inputs import RequestInputs, request_inputs
+from models.layers.layout import CandidateLayout
+from models.network import RankingNetwork
+from models.ranker import event_table, genre_matrix
+from models.source import WeightSource
+from shared.clock import Clock, SystemClock
+from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
+from shared.hashing import EntityId, id_key
+from shared.schema.embeddings import EmbeddingRows
+from shared.schema.features import FeatureBatch
+from shared.schema.speculative import HitLevel, SpeculativeEmbeddings
+from shared.schema.user import UserHistory
+
+StateArrays = dict[str, npt.NDArray[np.float32]]
+DENSE_GROUP = "dense"
+NETWORK_PREFIX = "network."
+
+
+class TableShard:
+    """One shard's part of the candidate-side tables.
+
+    Args:
+        source: The weights.
+        shard: This shard, from 0.
+        num_shards: S.
+
+    Raises:
+        ValueError: ``shard`` is not in ``[0, num_shards)``.
+    """
+
+    def __init__(self, source: WeightSource, shard: int, num_shards: int) -> None:
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
+        config = RankerConfig.model_validate(source.json("model"))
+        self.shard = shard
+        self._plan = ShardPlan.of(config, num_shards)
+        self._parts = {
+            name: np.ascontiguousarray(self._plan.part(name, shard, table_weight(source, name)))
+            for name in self._plan.tables_of(shard)
+        }
+
+    def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the rows that this shard owns of ``features.unique_rows``, unpooled.
+
+        Returns:
+            table -> float32 [U_s, D], in the order of ``unique_rows``; tables of which it owns no row are left out.
+
+        Raises:
+            InvalidRequestError: a row is outside its table.
+        """
+        return {name: self._rows(name, features.unique_rows[name]) for name in self._parts}
+
+    def _rows(self, name: str, unique: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        part = self._parts[name]
+        local = self._plan.local_rows(name, unique[self._plan.owned(name, self.shard, unique)])
+        if len(local) and not 0 <= int(local.min()) <= int(local.max()) < len(part):
+            raise InvalidRequestError(
+                f"rows of table {name} must be in [0, {len(part)}) on shard {self.shard}, are {local.min()} to {local.max()}",
+                field=f"unique_rows.{name}",
+                limit=len(part),
+                value=int(local.max()),
+            )
+        return part[local]
+
+
+class RequestEncoder:
+    """The request-only path: history and profile -> user state.
+
+    Args:
+        source: The weights.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        config = RankerConfig.model_validate(source.json("model"))
+        self._config = config
+        self._network = load_network(source, config)
+        used = dict.fromkeys(["item", *(feature.table for feature in config.request_features)])
+        self._vocabularies = {name: Vocabulary.from_weights(source, name) for name in used}
+        self._tables = {name: tensor_view(table_weight(source, name)) for name in used if name != "item"}
+        self._events = _event_table(source, config, self._vocabularies["item"])
+
+    @classmethod
+    def from_weights(cls, source: WeightSource) -> Self:
+        """Build from a weights version."""
+        return cls(source)
+
+    def encode(self, history: UserHistory, user: EntityId, surface: str, as_of_s: int) -> StateArrays:
+        """Encode one request.
+
+        Args:
+            history: Events before ``as_of_s``; the newest L of the model's history length count. The profile too.
+            user: Raw user id.
+            surface: Surface name.
+            as_of_s: Request time, seconds since the epoch.
+
+        Returns:
+            The tensors of ``UserState``.
+        """
+        length = min(len(history), self._config.history_length)
+        newest = slice(len(history) - length, len(history))
+        inputs = request_inputs(
+            feature_rows=self._feature_rows(history.profile, user, surface),
+            item_rows=self._vocabularies["item"].rows(history.item_keys[newest])[None],
+            weights=history.weights[newest][None],
+            timestamps_s=history.timestamps_s[newest][None],
+            mask=np.ones((1, length), np.bool_),
+            num_total=np.array([history.num_total], np.int64),
+            as_of_s=np.array([as_of_s], np.int64),
+        )
+        return self._run(inputs)
+
+    def cold_start(self) -> StateArrays:
+        """Return the state of a user about whom nothing is known: no history, every attribute out of vocabulary."""
+        rows = np.full((1, len(self._config.request_features)), OOV_ROW, np.int64)
+        nothing = np.zeros((1, 0), np.int64)
+        inputs = request_inputs(
+            rows,
+            nothing,
+            nothing.astype(np.float32),
+            nothing,
+            nothing.astype(np.bool_),
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+        )
+        return self._run(inputs)
+
+    def _feature_rows(self, profile: dict[str, str], user: EntityId, surface: str) -> npt.NDArray[np.int64]:
+        values: dict[str, EntityId] = {**profile, "user_id": user, "surface": surface}
+        rows = np.full((1, len(self._config.request_features)), OOV_ROW, np.int64)
+        for index, feature in enumerate(self._config.request_features):
+            value = values.get(feature.name, "")
+            if feature.prefix_length is not None:
+                value = str(value)[: feature.prefix_length]
+            if value != "":
+                rows[0, index] = self._vocabularies[feature.table].row(id_key(value))
+        return rows
+
+    @torch.inference_mode()
+    def _run(self, inputs: RequestInputs) -> StateArrays:
+        rows = tensor_view(inputs.feature_rows)
+        features = torch.stack(
+            [
+                self._tables[feature.table][rows[:, index]]
+                for index, feature in enumerate(self._config.request_features)
+            ],
+            dim=1,
+        )
+        state = self._network.encode(
+            features=features,
+            items=self._events[tensor_view(inputs.item_rows)],
+            weight_buckets=tensor_view(inputs.weight_buckets),
+            gap_buckets=tensor_view(inputs.gap_buckets),
+            mask=None,
+            dense=tensor_view(inputs.dense),
+        )
+        return {name: np.ascontiguousarray(value[0].numpy()) for name, value in state.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What a candidate ranker answers: a ``RankedList`` without what only the service knows; see there for the fields."""
+
+    order: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
+    full_pass: npt.NDArray[np.bool_]
+    levels: npt.NDArray[np.int8]
+    missing_shards: tuple[int, ...]
+    cold_start: bool
+    first_pass_ms: float
+    full_pass_ms: float
+
+
+class CandidateRanker:
+    """The candidate path: state, shard rows and speculative embeddings -> ordered scores.
+
+    Args:
+        source: The weights.
+        clock: Measures the two passes.
+    """
+
+    def __init__(self, source: WeightSource, clock: Clock | None = None) -> None:
+        config = RankerConfig.model_validate(source.json("model"))
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._network = load_network(source, config)
+        self._assembler = Assembler(
+            config, {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables}
+        )
+        self._objective_weights = np.array([config.objective_weights[name] for name in OBJECTIVES], np.float32)
+        self._calibration = Calibration.from_weights(source)
+        self._cold_start = RequestEncoder(source).cold_start()
+
+    @classmethod
+    def from_weights(cls, source: WeightSource) -> Self:
+        """Build from a weights version."""
+        return cls(source)
+
+    def rank(
+        self,
+        features: FeatureBatch,
+        state: StateArrays | None,
+        rows: Sequence[EmbeddingRows | None],
+        speculative: SpeculativeEmbeddings | None,
+        tier: str,
+        limit: int,
+    ) -> Ranking:
+        """Rank the candidates of one request.
+
+        Args:
+            features: C candidates.
+            state: Tensors of the user state; None: the cold-start state.
+            rows: Rows of each shard, None where a shard gave none.
+            speculative: Embeddings of the candidates; None: none.
+            tier: Name of a tier of the model.
+            limit: K, how many candidates the answer holds at most.
+
+        Raises:
+            InvalidRequestError: the model has no such tier, or rows do not fit the features.
+            StageUnavailableError: a score is not finite.
+        """
+        if tier not in self._config.tiers:
+            raise InvalidRequestError(
+                f"tier must be one of {sorted(self._config.tiers)}, is {tier!r}",
+                field="tier",
+                limit=len(self._config.tiers),
+                value=tier,
+            )
+        begin_s = self._clock.monotonic_s()
+        pooled = self._assembler.pool(features, rows)
+        tensors = _wrap_state(self._cold_start if state is None else state)
+        pooled_cfd = tensor_view(pooled.values)
+        with torch.inference_mode():
+            first = self._network.first_pass(tensors, pooled_cfd, CandidateLayout.single(features.num_candidates))
+        scores, values = self._score(first, "first")
+        head_max = self._config.tiers[tier].head_max
+        keys = features.candidate_keys
+        order = _best(values, keys, max(limit, head_max))
+        first_s = self._clock.monotonic_s()
+        head = order[:head_max]
+        full = np.zeros(features.num_candidates, np.bool_)
+        levels = np.zeros(features.num_candidates, np.int8)
+        if len(head):
+            head_scores, head_values, head_levels = self._full(tensors, pooled_cfd, head, speculative)
+            scores[head], values[head], levels[head], full[head] = head_scores, head_values, head_levels, True
+            ranked = head[_best(head_values, keys[head], len(head))]
+            order = np.concatenate([ranked, order[head_max:]])
+        order = order[:limit]
+        return Ranking(
+            order=order.astype(np.int32),
+            scores=scores[order],
+            values=values[order],
+            full_pass=full[order],
+            levels=levels[order],
+            missing_shards=pooled.missing_shards,
+            cold_start=state is None,
+            first_pass_ms=(first_s - begin_s) * 1e3,
+            full_pass_ms=(self._clock.monotonic_s() - first_s) * 1e3 if len(head) else 0.0,
+        )
+
+    def embed(
+        self,
+        features: FeatureBatch,
+        positions: npt.NDArray[np.int32],
+        state: StateArrays | None,
+        rows: Sequence[EmbeddingRows | None],
+    ) -> npt.NDArray[np.float32]:
+        """Return the speculative embeddings of some candidates: positions int32 [K] -> float32 [K, E].
+
+        They are evaluated without a speculative input of their own, so an embedding never feeds on an older one.
+        """
+        pooled = tensor_view(self._assembler.pool(features, rows).values)
+        tensors = _wrap_state(self._cold_start if state is None else state)
+        with torch.inference_mode():
+            chosen = pooled[tensor_view(positions.astype(np.int64))]
+            _, embedding = self._network.full_pass(tensors, chosen, None, None, CandidateLayout.single(len(chosen)))
+        return embedding.numpy()
+
+    def _full(
+        self,
+        state: dict[str, Tensor],
+        pooled: Tensor,
+        head: npt.NDArray[np.int64],
+        speculative: SpeculativeEmbeddings | None,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
+        chosen = tensor_view(head)
+        vectors = levels = None
+        head_levels = np.zeros(len(head), np.int8)
+        if speculative is not None and bool((speculative.levels[head] != int(HitLevel.NONE)).any()):
+            head_levels = speculative.levels[head]
+            vectors = tensor_view(speculative.vectors[head])
+            levels = tensor_view(head_levels.astype(np.int64))
+        with torch.inference_mode():
+            logits, _ = self._network.full_pass(
+                state, pooled[chosen], vectors, levels, CandidateLayout.single(len(head))
+            )
+        scores, values = self._score(logits, "full")
+        return scores, values, head_levels
+
+    def _score(self, logits: Tensor, which: Pass) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        scores = probabilities(self._calibration.apply(logits.numpy(), which))
+        if not bool(np.isfinite(scores).all()):
+            raise StageUnavailableError(
+                f"{which} pass gave {int((~np.isfinite(scores)).sum())} scores that are not finite", stage="ranking"
+            )
+        return scores, combined_value(scores, self._objective_weights)
+
+
+def load_network(source: WeightSource, config: RankerConfig) -> RankingNetwork:
+    """Build the dense network of a weights version, ready to serve.
+
+    Raises:
+        WeightsError: the tensors do not fit the configuration.
+    """
+    with torch.device("meta"):
+        network = RankingNetwork(config)
+    stored = source.tensors(DENSE_GROUP)
+    weights = {
+        name.removeprefix(NETWORK_PREFIX): tensor_view(array)
+        for name, array in stored.items()
+        if name.startswith(NETWORK_PREFIX)
+    }
+    try:
+        network.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        raise WeightsError(
+            f"dense tensors of weights {source.version} do not fit their model: {error}",
+            version=source.version,
+            file=DENSE_GROUP,
+        ) from error
+    return network.requires_grad_(False).eval()
+
+
+def _event_table(source: WeightSource, config: RankerConfig, items: Vocabulary) -> Tensor:
+    """Return what each item row embeds to as an event: [item rows, D]."""
+    weight = tensor_view(table_weight(source, "item"))
+    genres = tensor_view(table_weight(source, "genre"))
+    return event_table(
+        config,
+        weight,
+        tensor_view(item_genre_matrix(items, ItemCatalog.from_weights(source), len(weight), len(genres))),
+        genres,
+    )
+
+
+def item_genre_matrix(
+    items: Vocabulary, catalog: ItemCatalog, num_item_rows: int, num_genre_rows: int
+) -> npt.NDArray[np.float32]:
+    """Return mean pooling of genres by item row: float32 [num_item_rows, num_genre_rows]."""
+    matrix = np.zeros((num_item_rows, num_genre_rows), np.float32)
+    rows = items.rows(catalog.item_keys)
+    known = rows != OOV_ROW
+    matrix[rows[known]] = genre_matrix(catalog.genre_rows, catalog.genre_offsets, num_genre_rows)[known]
+    return matrix
+
+
+def _wrap_state(state: StateArrays) -> dict[str, Tensor]:
+    return {name: tensor_view(array)[None] for name, array in state.items()}
+
+
+def _best(values: npt.NDArray[np.float32], keys: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the k best values, best first, of equal values the smaller key first."""
+    order, _ = segmented_topk(values, np.array([0, len(values)], np.int64), k, tie_keys=keys)
+    return order
