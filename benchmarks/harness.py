@@ -85,8 +85,8 @@ def interleaved(
 def quantiles(samples: npt.ArrayLike) -> dict[str, float]:
     """Return min, p50, p90, p99 and max of at least one sample.
 
-    Quantiles are observed samples (the smallest with at least that share at or below it), never interpolated: the p99 of
-    20 samples is their maximum.
+    Quantiles are observed samples (the smallest with at least that share at or below it), never interpolated: the p99
+    of 20 samples is their maximum.
 
     Raises:
         ValueError: there is no sample or one is not finite.

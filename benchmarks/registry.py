@@ -1,4 +1,4 @@
-"""The benchmarks by name. Names and metric names are an interface: later figures are compared with earlier ones by them."""
+"""The benchmarks by name; names of benchmarks and metrics are fixed, since figures of different days meet by them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Entry:
 BENCHMARKS: dict[str, Entry] = {
     "mesh": Entry(
         "benchmarks.end_to_end.mesh:run",
-        "rank requests over HTTP: latency by number of candidates, idle and with 4 clients, and what the mesh adds to the compute",
+        "rank requests over HTTP: idle latency, rate with 4 clients, and what the mesh adds to the compute",
         ("p50_ms_500", "p99_ms_500", "overhead_ms"),
     ),
     "stations": Entry(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.cases import HISTORY_KINDS, SHORT_MAX, UNKNOWN_EVERY, UNKNOWN_ID, CaseSource
+from benchmarks.cases import HISTORY_KINDS, SHORT_MAX, UNKNOWN_EVERY, UNKNOWN_ID, CaseSource, HistoryKind
 from shared.errors import DataUnavailableError
 from tests.helpers.tiny_dataset import tiny_dataset
 
@@ -16,9 +16,9 @@ def source() -> CaseSource:
 
 
 @pytest.mark.parametrize("kind", HISTORY_KINDS)
-def test_a_case_has_distinct_candidates_and_the_history_of_its_kind(source: CaseSource, kind: str) -> None:
+def test_a_case_has_distinct_candidates_and_the_history_of_its_kind(source: CaseSource, kind: HistoryKind) -> None:
     for number in range(12):
-        case = source.case(number, kind, 20)  # type: ignore[arg-type]  # parametrized over the literal's values
+        case = source.case(number, kind, 20)
         assert len(case.candidates) == len(set(case.candidates)) == 20
         low, high = {"empty": (0, 0), "short": (1, SHORT_MAX), "long": (LENGTH, LENGTH)}[kind]
         assert low <= len(case.history) <= high

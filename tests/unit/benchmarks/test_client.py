@@ -7,7 +7,7 @@ import msgpack
 import orjson
 import pytest
 
-from benchmarks.client import Answer, MeshClient, count_outcomes
+from benchmarks.client import Answer, MeshClient, Wire, count_outcomes
 from shared.clock import ManualClock
 from shared.schema.api import RankRequest
 
@@ -33,11 +33,11 @@ def response_body(**fields: object) -> dict[str, object]:
     return {**body, **fields}
 
 
-async def ask(handler: Callable[[httpx.Request], httpx.Response], wire: str = "json") -> Answer:
+async def ask(handler: Callable[[httpx.Request], httpx.Response], wire: Wire = "json") -> Answer:
     client = MeshClient("http://mesh/", 1.0, 2, ManualClock())
     client._http = httpx.AsyncClient(base_url=client.url, transport=httpx.MockTransport(handler))
     async with client:
-        return await client.rank(REQUEST, wire)  # type: ignore[arg-type]  # parametrized over the literal's values
+        return await client.rank(REQUEST, wire)
 
 
 async def test_a_whole_answer_is_ok_and_a_marked_one_degraded() -> None:
@@ -46,11 +46,12 @@ async def test_a_whole_answer_is_ok_and_a_marked_one_degraded() -> None:
         lambda _: httpx.Response(200, json=response_body(degraded=["sequence"], reasons={"sequence": "late"}))
     )
     assert (whole.outcome, marked.outcome) == ("ok", "degraded")
-    assert whole.body is not None and whole.body.candidates[0].id == 2
+    assert whole.body is not None
+    assert whole.body.candidates[0].id == 2
 
 
 @pytest.mark.parametrize("wire", ["json", "msgpack"])
-async def test_both_wire_forms_carry_the_same_request(wire: str) -> None:
+async def test_both_wire_forms_carry_the_same_request(wire: Wire) -> None:
     seen: list[object] = []
 
     def mesh(request: httpx.Request) -> httpx.Response:
@@ -73,7 +74,8 @@ async def test_error_statuses_have_their_outcome_and_body(status: int, outcome: 
     error = {"code": "c", "message": "m", "context": {"field": "f"}}
     answer = await ask(lambda _: httpx.Response(status, json=error))
     assert (answer.outcome, answer.status) == (outcome, status)
-    assert answer.error is not None and answer.error.context == {"field": "f"}
+    assert answer.error is not None
+    assert answer.error.context == {"field": "f"}
 
 
 async def test_an_error_without_our_body_keeps_its_outcome() -> None:

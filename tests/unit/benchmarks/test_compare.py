@@ -8,7 +8,8 @@ from tests.helpers.benchmark_rows import make_row
 
 def test_the_newest_row_of_a_figure_counts() -> None:
     (one,) = compare_rows([make_row(value=99.0), make_row(value=20.0)], [make_row(value=10.0)])
-    assert one.left is not None and one.left.value == 20.0
+    assert one.left is not None
+    assert one.left.value == 20.0
     assert one.ratio == pytest.approx(0.5)
     assert one.same_device
 

@@ -63,7 +63,8 @@ def test_the_context_fills_every_row_of_a_run() -> None:
 def test_capture_reads_the_injected_clock() -> None:
     context = RunContext.capture(3, ManualClock(start_s=0.0))
     assert context.started == "1970-01-01T00:00:00+00:00"
-    assert context.versions["python"] and context.device.split(" x ")[0].isdigit()
+    assert context.versions["python"]
+    assert context.device.split(" x ")[0].isdigit()
 
 
 def test_commit_marks_a_changed_tree_but_not_appended_results(tmp_path: Path) -> None:
