@@ -1,0 +1,25 @@
+"""Configuration of one embedding shard."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from shared.config import Config
+
+
+class EmbeddingConfig(Config):
+    """One shard of the candidate-side tables.
+
+    Args:
+        shard: This shard, from 0.
+        num_shards: Shards S of the mesh.
+    """
+
+    shard: int = Field(0, ge=0)
+    num_shards: int = Field(2, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _shard_exists(self) -> EmbeddingConfig:
+        if self.shard >= self.num_shards:
+            raise ValueError(f"shard must be below num_shards {self.num_shards}, is {self.shard}")
+        return self

@@ -1,0 +1,66 @@
+"""Preprocess: raw candidate ids to table rows. Stateless, numpy only; any replica answers any request alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.features import FeatureExtractor
+from models.source import WeightSource
+from services.meter import Meter
+from services.preprocess.config import PreprocessConfig
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import InvalidRequestError
+from shared.schema.features import FeatureBatch, PreprocessTask
+from shared.schema.stamp import Stamp, check_version
+
+STATION = "preprocess"
+
+
+class PreprocessService:
+    """One replica of preprocess.
+
+    Args:
+        config: Configuration.
+        source: Weights version: vocabulary and catalog.
+        clock: Time.
+        replica: Name of this replica.
+    """
+
+    def __init__(self, config: PreprocessConfig, source: WeightSource, clock: Clock, replica: str) -> None:
+        self.meter = Meter(STATION, clock)
+        self._config = config
+        self._extractor = FeatureExtractor.from_weights(source)
+        self._version = source.version
+        self._clock = clock
+        self._replica = replica
+
+    async def extract(self, task: PreprocessTask) -> FeatureBatch:
+        """Turn the candidates of one request into a feature batch.
+
+        Runs on the event loop: 1,000 candidates take about 0.3 ms, not much more than a hop to a thread and back.
+
+        Raises:
+            VersionMismatchError: another weights version is asked for.
+            DeadlineExceededError: the request expired while it waited.
+            InvalidRequestError: no candidates, or more than the limit.
+        """
+        with self.meter.call("extract") as timer:
+            Deadline.after_ms(task.remaining_ms, self._clock).check(STATION)
+            check_version(task.version, self._version, STATION)
+            count, limit = len(task.candidates), self._config.candidates_max
+            if not 1 <= count <= limit:
+                raise InvalidRequestError(
+                    f"candidates must be 1 to {limit}, are {count}", field="candidates", limit=limit, value=count
+                )
+            fields = self._extractor.extract(task)
+            for feature, number in fields.num_oov.items():
+                self.meter.add(f"oov_{feature}", number)
+            return fields.stamped(Stamp(task.request_id, self._version, STATION, self._replica, timer.elapsed_ms()))
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": self.meter.counters()}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check: a loop that runs and weights that loaded are all there is."""

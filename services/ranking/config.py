@@ -1,0 +1,19 @@
+"""Configuration of one ranking tier."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.config import Config
+
+
+class RankingConfig(Config):
+    """One ranking tier.
+
+    Args:
+        tier: Tier of the model that this deployment runs.
+        queue_max: Requests that may wait or run in one replica; the mesh sends more to another replica.
+    """
+
+    tier: str = Field("full", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
+    queue_max: int = Field(32, ge=1)

@@ -1,0 +1,137 @@
+"""Ranking: one tier's passes over the candidates, from what the other stations brought."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from models.source import WeightSource
+from models.stations import CandidateRanker
+from services.meter import Meter
+from services.ranking.config import RankingConfig
+from services.worker import Worker
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import ConfigError, StageUnavailableError, VersionMismatchError
+from shared.schema.embeddings import EmbeddingRows
+from shared.schema.features import FeatureBatch
+from shared.schema.ranking import RankedList, RankTask
+from shared.schema.speculative import SpeculativeEmbeddings
+from shared.schema.stamp import Stamp, check_version
+from shared.schema.user import UserState
+
+
+class RankingService:
+    """One replica of one tier.
+
+    Args:
+        config: Configuration.
+        source: Weights version.
+        clock: Time.
+        replica: Name of this replica.
+
+    Raises:
+        ConfigError: the model has no such tier.
+    """
+
+    def __init__(self, config: RankingConfig, source: WeightSource, clock: Clock, replica: str) -> None:
+        self.station = f"ranking:{config.tier}"
+        self.meter = Meter(self.station, clock)
+        self._tier = config.tier
+        self._ranker = CandidateRanker.from_weights(source)
+        self._worker = Worker(self.station, config.queue_max)
+        self._version = source.version
+        self._clock = clock
+        self._replica = replica
+        tiers = sorted(source.json("model")["tiers"])
+        if config.tier not in tiers:
+            raise ConfigError(f"tier must be one of {tiers}, is {config.tier!r}", field="tier", value=config.tier)
+
+    async def rank(
+        self,
+        task: RankTask,
+        features: FeatureBatch,
+        state: UserState | None,
+        spec: SpeculativeEmbeddings | None,
+        *rows: EmbeddingRows | None,
+    ) -> RankedList:
+        """Order the candidates of one request.
+
+        Args:
+            task: Which request, version and length of the answer.
+            features: The candidates.
+            state: The user; None: cold start.
+            spec: Speculative embeddings; None: none.
+            *rows: Rows of every shard, None where a shard gave none.
+
+        Raises:
+            VersionMismatchError: an input belongs to another request, or to another weights version.
+            DeadlineExceededError: the request expired while it waited.
+            OverloadedError: too many requests wait here.
+            StageUnavailableError: a score is not finite.
+        """
+        with self.meter.call("rank"):
+            deadline = Deadline.after_ms(task.remaining_ms, self._clock)
+            check_version(task.version, self._version, self.station)
+            upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
+            for stamp in upstream:
+                self._check(stamp, task)
+            ranked = await self._worker.run(deadline, self._rank, task, features, state, spec, rows, upstream)
+            self.meter.add("candidates", features.num_candidates)
+            self.meter.add("full_pass", int(ranked.full_pass.sum()))
+            return ranked
+
+    def _check(self, stamp: Stamp, task: RankTask) -> None:
+        """Refuse an input that is not this request's: another user's data must never be scored."""
+        check_version(stamp.version, task.version, stamp.station)
+        if stamp.request_id != task.request_id:
+            self.meter.add("foreign_inputs")
+            raise VersionMismatchError(
+                f"{stamp.station} ({stamp.replica}) brought request {stamp.request_id} to the ranking of {task.request_id}",
+                asked=task.request_id, held=stamp.request_id, station=stamp.station,
+            )  # fmt: skip
+
+    def _rank(
+        self,
+        task: RankTask,
+        features: FeatureBatch,
+        state: UserState | None,
+        spec: SpeculativeEmbeddings | None,
+        rows: tuple[EmbeddingRows | None, ...],
+        upstream: tuple[Stamp, ...],
+    ) -> RankedList:
+        start_s = self._clock.monotonic_s()
+        tensors = None if state is None else state.tensors
+        ranking = self._ranker.rank(features, tensors, rows, spec, self._tier, task.limit)
+        if not (np.isfinite(ranking.scores).all() and np.isfinite(ranking.values).all()):
+            raise StageUnavailableError(f"{self.station} made scores that are not finite", stage=self.station)
+        compute_ms = (self._clock.monotonic_s() - start_s) * 1e3
+        return RankedList(
+            stamp=Stamp(task.request_id, self._version, self.station, self._replica, compute_ms),
+            order=ranking.order,
+            scores=ranking.scores,
+            values=ranking.values,
+            full_pass=ranking.full_pass,
+            levels=ranking.levels,
+            missing_shards=ranking.missing_shards,
+            cold_start=ranking.cold_start,
+            history_degraded="" if state is None else state.degraded,
+            history_length=0 if state is None else state.history_length,
+            upstream=upstream,
+            first_pass_ms=ranking.first_pass_ms,
+            full_pass_ms=ranking.full_pass_ms,
+            num_oov=features.num_oov,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        counters = {**self.meter.counters(), "queued": self._worker.num_held}
+        return {"station": self.station, "replica": self._replica, "version": self._version, "counters": counters}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check; it runs on the loop, which a pass on the worker thread leaves free."""
+
+    async def aclose(self) -> None:
+        """Drop what waits and stop the thread."""
+        self._worker.close()

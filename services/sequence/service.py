@@ -1,0 +1,168 @@
+"""Sequence: the user log, and everything about a request that does not depend on a candidate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from models.source import WeightSource
+from models.stations import RequestEncoder
+from services.meter import Meter, Timer
+from services.sequence.buffer import EventBuffer
+from services.sequence.config import SequenceConfig
+from services.sequence.histories import HistoryCache
+from services.worker import Worker
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import DeadlineExceededError, StoreUnavailableError
+from shared.schema.api import Event
+from shared.schema.stamp import Stamp, check_version
+from shared.schema.user import EncodeTask, UserHistory, UserState
+from shared.userlog import AppendResult, UserLog
+
+STATION = "sequence"
+
+STORE_UNAVAILABLE = "store_unavailable"
+"""``UserState.degraded`` of a user about whom nothing could be learned."""
+
+STALE_HISTORY = "stale_history"
+"""``UserState.degraded`` of a state made from the last history that this replica had read."""
+
+
+class SequenceService:
+    """One replica of sequence.
+
+    Args:
+        config: Configuration.
+        source: Weights version.
+        log: The user log.
+        clock: Time.
+        replica: Name of this replica.
+    """
+
+    def __init__(self, config: SequenceConfig, source: WeightSource, log: UserLog, clock: Clock, replica: str) -> None:
+        self.meter = Meter(STATION, clock)
+        self._config = config
+        self._encoder = RequestEncoder.from_weights(source)
+        self._history_length = int(source.json("model")["history_length"])
+        self._version = source.version
+        self._log = log
+        self._clock = clock
+        self._replica = replica
+        self._worker = Worker(STATION, config.queue_max)
+        self._histories = HistoryCache(config.cached_users_max)
+        self._buffer = EventBuffer(config.buffered_events_max)
+        self._writing = asyncio.Lock()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def encode(self, task: EncodeTask) -> UserState:
+        """Encode one user at one time.
+
+        A store that is out of reach is no error: the last history that this replica read stands in, or none.
+
+        Raises:
+            VersionMismatchError: another weights version is asked for.
+            DeadlineExceededError: the request expired while it waited.
+            OverloadedError: too many requests wait here.
+        """
+        with self.meter.call("encode") as timer:
+            deadline = Deadline.after_ms(task.remaining_ms, self._clock)
+            deadline.check(STATION)
+            check_version(task.version, self._version, STATION)
+            history, degraded = await self._read(task, deadline)
+            read_ms = timer.elapsed_ms()
+            tensors, compute_ms = await self._worker.run(deadline, self._encode, history, task)
+            self.meter.add("read_us", round(read_ms * 1e3))
+            return UserState(
+                stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
+                tensors=tensors,
+                history_length=min(len(history), self._history_length),
+                last_event_s=int(history.timestamps_s[-1]) if len(history) else 0,
+                as_of_s=task.as_of_s,
+                degraded=degraded,
+            )
+
+    async def append(self, events: Sequence[Event]) -> dict[str, int]:
+        """Append events to users' logs; while the store is out of reach they are buffered to a bound.
+
+        Returns:
+            The fields of ``EventsResponse``.
+
+        Raises:
+            StoreUnavailableError: neither store nor buffer took them.
+        """
+        with self.meter.call("append"):
+            try:
+                if len(self._buffer):  # what came first is written first
+                    await self._flush()
+                result = await self._write(events)
+            except StoreUnavailableError:
+                self._buffer.add(events)
+                self.meter.add("events_buffered", len(events))
+                self._start_flusher()
+                return {"appended": 0, "duplicates": 0, "buffered": len(events)}
+            self.meter.add("events_appended", result.appended)
+            return {"appended": result.appended, "duplicates": result.duplicates, "buffered": 0}
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        held = {"queued": self._worker.num_held, "cached_users": len(self._histories), "buffered_events": len(self._buffer)}
+        counters = {**self.meter.counters(), **held}
+        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": counters}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check; a store that is out of reach degrades answers, it does not end replicas."""
+
+    async def aclose(self) -> None:
+        """Try once to write what is buffered, and stop."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+        try:
+            await self._flush()
+        except StoreUnavailableError:
+            self.meter.add("events_lost", len(self._buffer))
+        self._worker.close()
+
+    def _encode(self, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
+        timer = Timer(self._clock)
+        return self._encoder.encode(history, task.user, task.surface, task.as_of_s), timer.elapsed_ms()
+
+    async def _read(self, task: EncodeTask, deadline: Deadline) -> tuple[UserHistory, str]:
+        """Return the history to encode, and why it is not the full one."""
+        limit_ms = min(self._config.store_timeout_ms, deadline.to_wire_ms())
+        try:
+            reading = self._log.read(task.user, task.as_of_s, self._history_length)
+            history = await Deadline.after_ms(limit_ms, self._clock).run(reading, "user log")
+        except (StoreUnavailableError, DeadlineExceededError):
+            known = self._histories.last_known(task.user, task.as_of_s)
+            reason = STORE_UNAVAILABLE if known is None else STALE_HISTORY
+            self.meter.add(f"history_{reason}")
+            return known or UserHistory.empty(), reason
+        self._histories.keep(task.user, history)
+        return history, ""
+
+    async def _write(self, events: Sequence[Event]) -> AppendResult:
+        deadline = Deadline.after_ms(self._config.append_timeout_ms, self._clock)
+        try:
+            return await deadline.run(self._log.append(events), "user log")
+        except DeadlineExceededError as error:
+            raise StoreUnavailableError(
+                f"the user log did not take {len(events)} events within {deadline.budget_ms:.0f} ms", stage=STATION
+            ) from error
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            self.meter.add("events_flushed", await self._buffer.flush(self._write))
+
+    def _start_flusher(self) -> None:
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.get_running_loop().create_task(self._flush_until_empty(), name="flush events")
+
+    async def _flush_until_empty(self) -> None:
+        while len(self._buffer):
+            await self._clock.sleep_s(self._config.flush_period_s)
+            try:
+                await self._flush()
+            except StoreUnavailableError:
+                self.meter.add("flush_failed")

@@ -1,0 +1,133 @@
+"""Foundation worker: computes speculative embeddings of pairs that have just been ranked, after the answer is out.
+
+At this stage the foundation model is the ranker's own full network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.source import WeightSource
+from models.stations import CandidateRanker
+from services.meter import Meter, Timer
+from services.speculative.config import FoundationConfig
+from services.worker import Worker
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import InvalidRequestError, StageUnavailableError, VersionMismatchError
+from shared.schema.embeddings import EmbeddingRows
+from shared.schema.features import FeatureBatch
+from shared.schema.speculative import PrecomputedBatch, SpeculativeTask
+from shared.schema.stamp import Stamp, check_version
+from shared.schema.user import UserState
+
+STATION = "foundation"
+
+
+class FoundationService:
+    """One foundation worker.
+
+    Args:
+        config: Configuration.
+        source: Weights version.
+        clock: Time.
+        replica: Name of this replica.
+    """
+
+    def __init__(self, config: FoundationConfig, source: WeightSource, clock: Clock, replica: str) -> None:
+        self.meter = Meter(STATION, clock)
+        self._config = config
+        self._ranker = CandidateRanker.from_weights(source)
+        self._worker = Worker(STATION, config.queue_max)
+        self._version = source.version
+        self._clock = clock
+        self._replica = replica
+
+    async def precompute(
+        self,
+        task: SpeculativeTask,
+        positions: npt.NDArray[np.int32],
+        features: FeatureBatch,
+        state: UserState | None,
+        *rows: EmbeddingRows | None,
+    ) -> PrecomputedBatch:
+        """Evaluate the full network on some candidates of a request that was answered.
+
+        Args:
+            task: Whose embeddings, and for which time.
+            positions: int32 [K], the candidates, as positions in the request.
+            features: All candidates of the request.
+            state: The user; None: cold start.
+            *rows: Rows of every shard, None where a shard gave none.
+
+        Raises:
+            VersionMismatchError: an input belongs to another request, or to another weights version.
+            InvalidRequestError: no position, more than the limit, or one that is not in the request.
+            DeadlineExceededError: nobody waits any more.
+            OverloadedError: too many batches wait here.
+            StageUnavailableError: an embedding is not finite.
+        """
+        with self.meter.call("precompute"):
+            deadline = Deadline.after_ms(task.remaining_ms, self._clock)
+            check_version(task.version, self._version, STATION)
+            for part in (features, state, *rows):
+                if part is not None:
+                    _same_request(part.stamp, task)
+            self._check_positions(positions, features.num_candidates)
+            tensors = None if state is None else state.tensors
+            vectors, compute_ms = await self._worker.run(deadline, self._embed, features, positions, tensors, rows)
+            self.meter.add("pairs", len(positions))
+            return PrecomputedBatch(
+                stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
+                candidate_keys=features.candidate_keys[positions],
+                group_keys=features.group_keys[positions],
+                vectors=vectors,
+                as_of_s=task.as_of_s,
+            )
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        counters = {**self.meter.counters(), "queued": self._worker.num_held}
+        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": counters}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check; it runs on the loop, which a pass on the worker thread leaves free."""
+
+    async def aclose(self) -> None:
+        """Drop what waits and stop the thread."""
+        self._worker.close()
+
+    def _embed(
+        self,
+        features: FeatureBatch,
+        positions: npt.NDArray[np.int32],
+        tensors: dict[str, npt.NDArray[np.float32]] | None,
+        rows: tuple[EmbeddingRows | None, ...],
+    ) -> tuple[npt.NDArray[np.float32], float]:
+        timer = Timer(self._clock)
+        vectors = self._ranker.embed(features, positions, tensors, rows)
+        if not np.isfinite(vectors).all():
+            raise StageUnavailableError("the foundation pass made embeddings that are not finite", stage=STATION)
+        return vectors, timer.elapsed_ms()
+
+    def _check_positions(self, positions: npt.NDArray[np.int32], num_candidates: int) -> None:
+        count, limit = len(positions), self._config.candidates_max
+        if not 1 <= count <= limit:
+            raise InvalidRequestError(f"positions must be 1 to {limit}, are {count}", field="positions", limit=limit, value=count)
+        if int(positions.min()) < 0 or int(positions.max()) >= num_candidates:
+            raise InvalidRequestError(
+                f"positions must be in [0, {num_candidates}), are {positions.min()} to {positions.max()}",
+                field="positions", limit=num_candidates, value=int(positions.max()),
+            )  # fmt: skip
+
+
+def _same_request(stamp: Stamp, task: SpeculativeTask) -> None:
+    check_version(stamp.version, task.version, stamp.station)
+    if stamp.request_id != task.request_id:
+        raise VersionMismatchError(
+            f"{stamp.station} brought request {stamp.request_id} to {task.request_id}",
+            asked=task.request_id, held=stamp.request_id, station=stamp.station,
+        )  # fmt: skip

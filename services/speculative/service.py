@@ -1,0 +1,122 @@
+"""Speculative: the cache of foundation embeddings, read for every request and filled after answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from services.meter import Meter
+from services.speculative.config import SpeculativeConfig
+from services.speculative.hierarchy import resolve
+from services.speculative.store import EmbeddingStore
+from shared.clock import Clock
+from shared.deadline import Deadline
+from shared.errors import DeadlineExceededError, InvalidRequestError, StoreUnavailableError, VersionMismatchError
+from shared.schema.features import FeatureBatch
+from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
+from shared.schema.stamp import Stamp, check_version
+
+STATION = "speculative"
+
+
+class SpeculativeService:
+    """One replica of the cache's front.
+
+    Args:
+        config: Configuration.
+        store: The embeddings, of one weights version.
+        version: That weights version.
+        clock: Time.
+        replica: Name of this replica.
+    """
+
+    def __init__(self, config: SpeculativeConfig, store: EmbeddingStore, version: str, clock: Clock, replica: str) -> None:
+        self.meter = Meter(STATION, clock)
+        self._config = config
+        self._store = store
+        self._version = version
+        self._clock = clock
+        self._replica = replica
+
+    async def lookup(self, task: SpeculativeTask, features: FeatureBatch) -> SpeculativeEmbeddings:
+        """Return the best stored embedding of each candidate, in one round trip to the store.
+
+        A store that is out of reach or slow is no error: every candidate has level none, and it is counted.
+
+        Raises:
+            VersionMismatchError: another weights version, or features of another request.
+            DeadlineExceededError: the request expired while it waited.
+        """
+        with self.meter.call("lookup") as timer:
+            deadline = Deadline.after_ms(task.remaining_ms, self._clock)
+            deadline.check(STATION)
+            check_version(task.version, self._version, STATION)
+            _same_request(features.stamp, task)
+            try:
+                vectors, levels = await self._lookup(task, features, deadline)
+            except (StoreUnavailableError, DeadlineExceededError) as error:
+                self.meter.add(f"lookup_{error.code}")
+                vectors = np.zeros((features.num_candidates, self._config.width), np.float32)
+                levels = np.full(features.num_candidates, HitLevel.NONE, np.int8)
+            for level in HitLevel:
+                self.meter.add(f"level_{level.label}", int((levels == level).sum()))
+            stamp = Stamp(task.request_id, self._version, STATION, self._replica, timer.elapsed_ms())
+            return SpeculativeEmbeddings(stamp, vectors, levels)
+
+    async def fill(self, task: SpeculativeTask, batch: PrecomputedBatch) -> int:
+        """Store what a foundation worker computed for a user; the same batch twice changes nothing.
+
+        Returns:
+            Embeddings stored.
+
+        Raises:
+            VersionMismatchError: another weights version, or a batch of another request.
+            InvalidRequestError: the vectors are not of the store's width.
+            StoreUnavailableError: the store cannot be reached or is too slow.
+        """
+        with self.meter.call("fill"):
+            check_version(task.version, self._version, STATION)
+            _same_request(batch.stamp, task)
+            if batch.vectors.ndim != 2 or batch.vectors.shape[1] != self._config.width:
+                shape, width = list(batch.vectors.shape), self._config.width
+                raise InvalidRequestError(
+                    f"vectors must be [K, {width}], are {shape}", field="vectors", limit=width, value=str(shape)
+                )
+            deadline = Deadline.after_ms(self._config.fill_timeout_ms, self._clock)
+            try:
+                num_stored = await deadline.run(self._store.write(task.user, batch), STATION)
+            except DeadlineExceededError as error:
+                raise StoreUnavailableError(error.message, stage=STATION) from error
+            self.meter.add("stored", num_stored)
+            return num_stored
+
+    def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": self.meter.counters()}
+
+    async def check_health(self) -> None:
+        """Answer the mesh's health check; a store that is out of reach lowers hit levels, it does not end replicas."""
+
+    async def _lookup(
+        self, task: SpeculativeTask, features: FeatureBatch, deadline: Deadline
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.int8]]]:
+        limit_ms = min(self._config.store_timeout_ms, deadline.to_wire_ms())
+        reading = self._store.read(task.user, task.as_of_s)
+        records = await Deadline.after_ms(limit_ms, self._clock).run(reading, STATION)
+        return resolve(
+            features.candidate_keys,
+            features.group_keys,
+            np.ascontiguousarray(records["key"]),
+            np.ascontiguousarray(records["group"]),
+            records["vector"].astype(np.float32),
+        )
+
+
+def _same_request(stamp: Stamp, task: SpeculativeTask) -> None:
+    check_version(stamp.version, task.version, stamp.station)
+    if stamp.request_id != task.request_id:
+        raise VersionMismatchError(
+            f"{stamp.station} brought request {stamp.request_id} to {task.request_id}",
+            asked=task.request_id, held=stamp.request_id, station=stamp.station,
+        )  # fmt: skip

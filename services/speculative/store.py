@@ -1,0 +1,144 @@
+"""Speculative embeddings in a Redis-protocol store: one hash a (namespace, model, weights version, user).
+
+A field is a candidate's key, its value one fixed-size record. The whole hash is bounded and small (512 pairs of width
+16: 45 KB), so a look-up reads all of it in one round trip and finds exact pairs and the aggregate over an ad group in the
+same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+from redis.exceptions import RedisError
+
+from services.speculative.config import SpeculativeConfig
+from shared.clock import Clock
+from shared.errors import StoreUnavailableError
+from shared.hashing import EntityId, store_token
+from shared.schema.speculative import PrecomputedBatch
+
+Records = npt.NDArray[np.void]
+
+
+class HashClient(Protocol):
+    """What is used of ``redis.asyncio.Redis`` (bytes in, bytes out)."""
+
+    def hvals(self, name: str) -> Awaitable[list[bytes]]:
+        """Return the values of a hash."""
+        ...
+
+    def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> Awaitable[int]:
+        """Set fields of a hash."""
+        ...
+
+    def hdel(self, name: str, *keys: bytes) -> Awaitable[int]:
+        """Delete fields of a hash."""
+        ...
+
+    def pipeline(self, transaction: bool = True) -> Any:
+        """Return a pipeline."""
+        ...
+
+
+def record_type(width: int, vector_dtype: str) -> np.dtype[np.void]:
+    """Return the layout of one stored embedding, little-endian, without padding."""
+    vector = {"float16": "<f2", "float32": "<f4"}[vector_dtype]
+    fields = [("key", "<i8"), ("group", "<i8"), ("as_of_s", "<i8"), ("written_s", "<i8"), ("vector", vector, (width,))]
+    return np.dtype(cast(Any, fields))
+
+
+class EmbeddingStore:
+    """Reads and writes the embeddings of one user at a time.
+
+    Args:
+        client: A ``redis.asyncio`` client that does not decode responses.
+        config: Names, bounds and layout.
+        version: Weights version; part of every key.
+        clock: Wall clock for the time to live.
+    """
+
+    def __init__(self, client: HashClient, config: SpeculativeConfig, version: str, clock: Clock) -> None:
+        self._client = client
+        self._config = config
+        self._version = version
+        self._clock = clock
+        self._type = record_type(config.width, config.vector_dtype)
+
+    def key(self, user: EntityId) -> str:
+        """Return the store key of a user's hash; the braces keep it on one node of a cluster."""
+        config = self._config
+        return f"{config.namespace}:spec:{config.model_namespace}:{self._version}:{{{store_token(user)}}}"
+
+    async def read(self, user: EntityId, as_of_s: int) -> Records:
+        """Return a user's live embeddings that were made for ``as_of_s`` or earlier, by ascending candidate key.
+
+        Raises:
+            StoreUnavailableError: the store cannot be reached.
+        """
+        try:
+            values = await self._client.hvals(self.key(user))
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        records = self._parse(values)
+        oldest_s = int(self._clock.now_s()) - self._config.ttl_s
+        live = (records["as_of_s"] <= as_of_s) & (records["written_s"] > oldest_s)
+        live &= np.isfinite(records["vector"]).all(axis=1)
+        records = records[live]
+        return records[np.argsort(records["key"], kind="stable")]
+
+    async def write(self, user: EntityId, batch: PrecomputedBatch) -> int:
+        """Store the embeddings of a batch; writing the same batch again changes nothing.
+
+        Returns:
+            Embeddings stored.
+
+        Raises:
+            StoreUnavailableError: the store cannot be reached.
+        """
+        finite = np.isfinite(batch.vectors.astype(self._type["vector"].base)).all(axis=1)
+        records = np.zeros(int(finite.sum()), self._type)
+        records["key"] = batch.candidate_keys[finite]
+        records["group"] = batch.group_keys[finite]
+        records["as_of_s"] = batch.as_of_s
+        records["written_s"] = int(self._clock.now_s())
+        records["vector"] = batch.vectors[finite]
+        records = records[-self._config.pairs_per_user_max :]
+        if len(records) == 0:
+            return 0
+        mapping = {_field(key): record.tobytes() for key, record in zip(records["key"].tolist(), records, strict=True)}
+        key = self.key(user)
+        try:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.hset(key, mapping=mapping)
+                pipe.expire(key, self._config.ttl_s)
+                pipe.hlen(key)
+                num_held = int((await pipe.execute())[2])
+            if num_held > self._config.pairs_per_user_max:
+                await self._trim(key)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        return len(records)
+
+    async def _trim(self, key: str) -> None:
+        """Delete what is over the bound, oldest request time first; two trims at once delete the same fields."""
+        records = self._parse(await self._client.hvals(key))
+        num_over = len(records) - self._config.pairs_per_user_max
+        if num_over > 0:
+            order = np.lexsort((records["key"], records["written_s"], records["as_of_s"]))
+            await self._client.hdel(key, *(_field(number) for number in records["key"][order[:num_over]].tolist()))
+
+    def _parse(self, values: list[bytes]) -> Records:
+        """Return the records of the right size; a value of another size is another layout's and is not read."""
+        size = self._type.itemsize
+        return np.frombuffer(b"".join(value for value in values if len(value) == size), self._type)
+
+
+def _field(key: int) -> bytes:
+    return b"%d" % key
+
+
+def _unavailable(error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(f"speculative store: {type(error).__name__}: {error}", stage="speculative")
