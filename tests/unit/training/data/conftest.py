@@ -44,7 +44,7 @@ TABLES = {
         "Time (1995) (V)\tTime (1995)\tV\tDrama",
         "unkonwn (unkonwn)\tunkonwn\tunkonwn\tDrama",
     ),
-    "ml-100k/ml-100k.user": (USER_HEADER, "100k_1\t24\tM\ttechnician\t85711", "100k_2\t7\tF\tlibrarian\tT8H1N"),
+    "ml-100k/ml-100k.user": (USER_HEADER, "100k_1\t25\tM\ttechnician\t85711", "100k_2\t7\tF\tlibrarian\tT8H1N"),
     "ml-100k/ml-100k.inter": (
         INTER_HEADER,
         "100k_1\tunkonwn (unkonwn)\t4\t10",

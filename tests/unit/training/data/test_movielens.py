@@ -77,10 +77,10 @@ def test_ml_100k_shares_the_ids_of_titles_that_both_have(load: Load) -> None:
     assert dataset.catalog.genres(1) == ("unknown",)
     assert dataset.users.user_id.tolist() == [1_000_001, 1_000_002]
     assert dataset.users.profile(0) == {
-        "gender": "M", "age": "18", "occupation": "technician/engineer", "zip_code": "85711",
+        "gender": "M", "age": "25", "occupation": "technician/engineer", "zip_code": "85711",
     }  # fmt: skip
     assert dataset.users.profile(1)["occupation"] == "librarian"
-    assert dataset.users.age.tolist() == [18, 1]
+    assert dataset.users.age.tolist() == [25, 1]
     assert dataset.log.item_id.tolist() == [10_003, 10_002, 3]
     assert dataset.surfaces == ("ml-100k",)
 
