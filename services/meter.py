@@ -1,4 +1,4 @@
-"""What a replica counts about itself: calls in flight, calls by outcome, and things that happened."""
+"""What a replica counts and logs about itself: calls in flight, calls by outcome, and things that happened."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from shared.clock import Clock
 from shared.errors import RankMeshError
+from shared.log import JsonLogger
 
 
 class Timer:
@@ -30,17 +31,20 @@ class Meter:
 
     Args:
         station: Deployment name.
+        replica: Name of the replica.
         clock: Time.
+        logger: Where failed calls are logged; default standard error.
     """
 
-    def __init__(self, station: str, clock: Clock) -> None:
+    def __init__(self, station: str, replica: str, clock: Clock, logger: JsonLogger | None = None) -> None:
         self.station = station
         self.in_flight = 0
         self.counts: Counter[str] = Counter()
+        self.logger = (logger or JsonLogger(clock=clock)).bind(service=station, replica=replica)
         self._clock = clock
 
     @contextmanager
-    def call(self, method: str) -> Iterator[Timer]:
+    def call(self, method: str, request_id: str = "") -> Iterator[Timer]:
         """Count one call of ``method`` by its outcome: ok, cancelled, or the code of its error."""
         self.in_flight += 1
         outcome = "internal"
@@ -49,6 +53,7 @@ class Meter:
             outcome = "ok"
         except RankMeshError as error:
             outcome = error.code
+            self.logger.warning("call_failed", method=method, request_id=request_id, code=error.code, error=error)
             raise
         except asyncio.CancelledError:
             outcome = "cancelled"

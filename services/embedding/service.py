@@ -10,6 +10,7 @@ from services.embedding.config import EmbeddingConfig
 from services.meter import Meter
 from shared.clock import Clock
 from shared.deadline import Deadline
+from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp, check_version
@@ -23,11 +24,19 @@ class EmbeddingService:
         source: Weights version: the tables.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
     """
 
-    def __init__(self, config: EmbeddingConfig, source: WeightSource, clock: Clock, replica: str) -> None:
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        source: WeightSource,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> None:
         self.station = f"embedding:{config.shard}"
-        self.meter = Meter(self.station, clock)
+        self.meter = Meter(self.station, replica, clock, logger)
         self._shard = config.shard
         self._tables = TableShard(source, config.shard, config.num_shards)
         self._version = source.version
@@ -48,7 +57,7 @@ class EmbeddingService:
             DeadlineExceededError: the request expired while it waited.
             InvalidRequestError: a row is outside its table.
         """
-        with self.meter.call("lookup") as timer:
+        with self.meter.call("lookup", features.stamp.request_id) as timer:
             Deadline.after_ms(remaining_ms, self._clock).check(self.station)
             check_version(features.stamp.version, self._version, self.station)
             rows = self._tables.lookup(features)
@@ -58,7 +67,12 @@ class EmbeddingService:
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        return {"station": self.station, "replica": self._replica, "version": self._version, "counters": self.meter.counters()}
+        return {
+            "station": self.station,
+            "replica": self._replica,
+            "version": self._version,
+            "counters": self.meter.counters(),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check: a loop that runs and tables that loaded are all there is."""

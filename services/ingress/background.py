@@ -87,7 +87,11 @@ class Precompute:
         legs: list[Leg] = []
         try:
             call = foundation.call(
-                "precompute", task, positions, inputs.features.call, *(None if leg is None else leg.call for leg in optional)
+                "precompute",
+                task,
+                positions,
+                inputs.features.call,
+                *(None if leg is None else leg.call for leg in optional),
             )
             legs.append(Leg("foundation", call, self._clock))
             fill = Leg("speculative", self._stations.speculative.call("fill", task, call), self._clock, fetch=True)

@@ -41,7 +41,9 @@ def request_type(headers: Mapping[str, str]) -> str:
         _unsupported("content-type", f"content-type must be {' or '.join(MEDIA_TYPES)}", value)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
-        _unsupported("content-encoding", "compressed bodies are not accepted, content-encoding must be identity", encoding)
+        _unsupported(
+            "content-encoding", "compressed bodies are not accepted, content-encoding must be identity", encoding
+        )
     return media
 
 
@@ -54,7 +56,7 @@ def response_type(headers: Mapping[str, str]) -> str:
     accept = headers.get("accept", "")
     if not accept.strip():
         return JSON
-    weights = {media: (0.0, -1) for media in MEDIA_TYPES}
+    weights = dict.fromkeys(MEDIA_TYPES, (0.0, -1))
     for part in accept.split(","):
         pattern, _, parameters = part.partition(";")
         pattern = pattern.strip().lower()
@@ -66,12 +68,17 @@ def response_type(headers: Mapping[str, str]) -> str:
     best = max(MEDIA_TYPES, key=lambda media: weights[media][0])
     if weights[best][0] <= 0:
         raise NotAcceptableError(
-            f"the answer is {' or '.join(MEDIA_TYPES)}", field="accept", limit=", ".join(MEDIA_TYPES), value=_shown(accept)
+            f"the answer is {' or '.join(MEDIA_TYPES)}",
+            field="accept",
+            limit=", ".join(MEDIA_TYPES),
+            value=_shown(accept),
         )
     return best
 
 
-async def read_body(chunks: AsyncIterator[bytes], headers: Mapping[str, str], bytes_max: int, timeout_s: float) -> bytes:
+async def read_body(
+    chunks: AsyncIterator[bytes], headers: Mapping[str, str], bytes_max: int, timeout_s: float
+) -> bytes:
     """Collect a body, refusing it as soon as it is known to be too large.
 
     Raises:
@@ -113,7 +120,9 @@ def decode(body: bytes, media: str) -> object:
         raise MalformedBodyError("the body is nested too deeply", field="body", limit="nesting", value="") from error
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         message = f"the body is not valid {media}: {_shown(str(error))}"
-        raise MalformedBodyError(message, field="body", limit=media, value=_shown(body[:40].decode("utf-8", "replace"))) from error
+        raise MalformedBodyError(
+            message, field="body", limit=media, value=_shown(body[:40].decode("utf-8", "replace"))
+        ) from error
 
 
 def validate(cls: type[BodyT], document: object) -> BodyT:
@@ -124,7 +133,10 @@ def validate(cls: type[BodyT], document: object) -> BodyT:
     """
     if not isinstance(document, dict):
         raise InvalidRequestError(
-            f"the body must be an object, is {type(document).__name__}", field="body", limit="object", value=_shown(document)
+            f"the body must be an object, is {type(document).__name__}",
+            field="body",
+            limit="object",
+            value=_shown(document),
         )
     try:
         return cls.model_validate(document)
@@ -151,7 +163,9 @@ def _first_error(error: ValidationError) -> InvalidRequestError:
     context = same[0].get("ctx", {})
     limits = [value for key, value in context.items() if key != "error" and isinstance(value, (int, float, str))]
     value = _shown(errors[0]["input"])
-    return InvalidRequestError(f"{field}: {rule} (value {value!r})", field=field, limit=limits[0] if limits else rule, value=value)
+    return InvalidRequestError(
+        f"{field}: {rule} (value {value!r})", field=field, limit=limits[0] if limits else rule, value=value
+    )
 
 
 def _shown(value: object) -> str:
@@ -178,7 +192,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _no_extension(code: int, _: bytes) -> NoReturn:
-    raise MalformedBodyError(f"msgpack extension type {code} is not accepted", field="body", limit="plain types", value=code)
+    raise MalformedBodyError(
+        f"msgpack extension type {code} is not accepted", field="body", limit="plain types", value=code
+    )
 
 
 def _parameter(parameters: str, name: str) -> str:
@@ -197,8 +213,12 @@ def _quality(text: str) -> float:
 
 
 def _unsupported(field: str, rule: str, value: str) -> NoReturn:
-    raise UnsupportedMediaTypeError(f"{rule}, is {_shown(value)!r}", field=field, limit=", ".join(MEDIA_TYPES), value=_shown(value))
+    raise UnsupportedMediaTypeError(
+        f"{rule}, is {_shown(value)!r}", field=field, limit=", ".join(MEDIA_TYPES), value=_shown(value)
+    )
 
 
 def _too_large(size: str, bytes_max: int) -> NoReturn:
-    raise PayloadTooLargeError(f"the body has {size} bytes, limit {bytes_max}", field="body", limit=bytes_max, value=size)
+    raise PayloadTooLargeError(
+        f"the body has {size} bytes, limit {bytes_max}", field="body", limit=bytes_max, value=size
+    )

@@ -51,7 +51,9 @@ def check_count(field: str, count: int, count_max: int) -> None:
         InvalidRequestError: names the field, the limit and the length.
     """
     if count > count_max:
-        raise InvalidRequestError(f"{field} has {count} entries, limit {count_max}", field=field, limit=count_max, value=count)
+        raise InvalidRequestError(
+            f"{field} has {count} entries, limit {count_max}", field=field, limit=count_max, value=count
+        )
 
 
 def _refuse(field: str, rule: str, limit: int | str, value: int) -> None:

@@ -17,8 +17,8 @@ class TierConfig(Config):
 
     Args:
         name: Tier; its deployment is ``ranking:<name>``.
-        cost_ms: 99th percentile of a whole request on this tier, milliseconds; a request with less budget left goes lower.
-        rank_ms: 99th percentile of the tier's ranking call alone, milliseconds; kept back for it while inputs are gathered.
+        cost_ms: 99th percentile of a whole request on this tier, milliseconds; a request with less budget goes lower.
+        rank_ms: 99th percentile of the ranking call alone, milliseconds; kept back for it while inputs are gathered.
         timeout_ms: Longest wait for one ranking call before the next tier is asked as well, milliseconds.
     """
 

@@ -139,7 +139,9 @@ class Flow:
     def _late(self, tier: str) -> RankMeshError:
         timeout_ms = self._tiers[tier].timeout_ms
         if self.job.deadline.remaining_ms() > min(each.rank_ms for each in self._tiers.values()) + self._render_ms:
-            return StageUnavailableError(f"ranking:{tier} did not answer within {timeout_ms:.0f} ms", stage=f"ranking:{tier}")
+            return StageUnavailableError(
+                f"ranking:{tier} did not answer within {timeout_ms:.0f} ms", stage=f"ranking:{tier}"
+            )
         return self.job.deadline.error(f"ranking:{tier}")
 
     def _accept(self, tier: str) -> None:

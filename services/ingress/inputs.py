@@ -124,17 +124,23 @@ class Inputs:
 
     def _start_features(self) -> Leg:
         job = self._job
-        task = PreprocessTask(job.request_id, job.version, job.surface, job.candidates, self._budget_ms(self._budgets.preprocess_ms))
+        task = PreprocessTask(
+            job.request_id, job.version, job.surface, job.candidates, self._budget_ms(self._budgets.preprocess_ms)
+        )
         return self._start("preprocess", self._stations.preprocess, "extract", task)
 
     def _start_state(self) -> Leg:
         job = self._job
-        task = EncodeTask(job.request_id, job.version, job.user, job.surface, job.as_of_s, self._budget_ms(self._budgets.sequence_ms))
+        task = EncodeTask(
+            job.request_id, job.version, job.user, job.surface, job.as_of_s, self._budget_ms(self._budgets.sequence_ms)
+        )
         return self._start("sequence", self._stations.sequence, "encode", task)
 
     def _start_rows(self, shard: int) -> Leg:
         budget_ms = self._budget_ms(self._budgets.embedding_ms)
-        return self._start(f"embedding:{shard}", self._stations.embedding[shard], "lookup", self.features.call, budget_ms)
+        return self._start(
+            f"embedding:{shard}", self._stations.embedding[shard], "lookup", self.features.call, budget_ms
+        )
 
     def _start_spec(self) -> Leg:
         task = self._job.speculative_task(self._budget_ms(self._budgets.speculative_ms))

@@ -58,9 +58,13 @@ def openapi_document(config: IngressConfig) -> Document:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
-            "/v1/rank": {"post": _post("rank", "Rank the candidates of one user", RankRequest, RankResponse, _example_rank())},
+            "/v1/rank": {
+                "post": _post("rank", "Rank the candidates of one user", RankRequest, RankResponse, _example_rank())
+            },
             "/v1/events": {
-                "post": _post("append_events", "Append events to users' logs", EventsRequest, EventsResponse, _example_events())
+                "post": _post(
+                    "append_events", "Append events to users' logs", EventsRequest, EventsResponse, _example_events()
+                )
             },
             "/v1/models": {"get": _get("models", "The models that this mesh ranks with", ModelsBody)},
             "/v1/status": {"get": _get("status", "Every deployment, replica and weights version", StatusBody)},
@@ -116,7 +120,9 @@ def _metrics() -> Document:
     return {
         "operationId": "metrics",
         "summary": "Metrics of the answering ingress replica, Prometheus text format",
-        "responses": {"200": {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+        "responses": {
+            "200": {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        },
     }
 
 
@@ -147,7 +153,9 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
     limits = config.limits
     rank = schemas["RankRequest"]["properties"]
     event = schemas["Event"]["properties"]
-    rank["user_id"] = event["user_id"] = event["item_id"] = schemas["RankResponse"]["properties"]["user_id"] = _ref("Id")
+    rank["user_id"] = event["user_id"] = event["item_id"] = schemas["RankResponse"]["properties"]["user_id"] = _ref(
+        "Id"
+    )
     schemas["RankedCandidate"]["properties"]["id"] = _ref("Id")
     rank["candidates"].update(items=_ref("Id"), maxItems=limits.candidates_max, uniqueItems=True)
     _bounds(rank["limit"], maximum=limits.candidates_max)

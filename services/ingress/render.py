@@ -53,7 +53,10 @@ def waterfall(flow: Flow, ranked: RankedList, received_s: float, ended_s: float)
         ("render", flow.ranked_s, ended_s),
     )
     bars = [_bar(name, start_s, end_s, received_s, compute_ms, critical=True) for name, start_s, end_s in path]
-    beside = [_bar(name, start_s, end_s, received_s, compute_ms, critical=False) for name, start_s, end_s in flow.inputs.bars()]
+    beside = [
+        _bar(name, start_s, end_s, received_s, compute_ms, critical=False)
+        for name, start_s, end_s in flow.inputs.bars()
+    ]
     return bars[:2] + beside + bars[2:]
 
 

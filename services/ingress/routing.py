@@ -84,7 +84,9 @@ class BudgetRouter:
             return self._decide(query.asked, "forced by the request")
         lowest = self._names[-1]
         if query.in_flight > self._light_above:
-            return self._decide(lowest, f"load: {query.in_flight} requests in flight, {self._light_above} allowed for {self._names[0]}")
+            return self._decide(
+                lowest, f"load: {query.in_flight} requests in flight, {self._light_above} allowed for {self._names[0]}"
+            )
         for tier in self._tiers:
             if query.remaining_ms >= tier.cost_ms:
                 if tier.name == self._names[0]:
@@ -94,7 +96,8 @@ class BudgetRouter:
             tier = self._tiers[-1]
         best = self._tiers[0]
         return self._decide(
-            tier.name, f"budget: {query.remaining_ms:.0f} ms left, {best.name} needs {best.cost_ms:.0f} ms at the 99th percentile"
+            tier.name,
+            f"budget: {query.remaining_ms:.0f} ms left, {best.name} needs {best.cost_ms:.0f} ms at the 99th percentile",
         )
 
     def _decide(self, tier: str, reason: str) -> TierChoice:

@@ -20,6 +20,7 @@ from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.hashing import EntityId, canonical_id
+from shared.log import JsonLogger
 from shared.schema.api import EventsRequest, RankRequest
 from shared.schema.ranking import RankedList
 
@@ -38,6 +39,7 @@ class IngressService:
         clock: Time.
         replica: Name of this replica, unique in the mesh's life.
         router: Chooses the tier; default by budget and load.
+        logger: One line a request, and one for each that failed.
 
     Raises:
         ConfigError: a tier or shard of the configuration has no station.
@@ -52,10 +54,13 @@ class IngressService:
         clock: Clock,
         replica: str,
         router: TierRouter | None = None,
+        logger: JsonLogger | None = None,
     ) -> None:
         tiers = [tier.name for tier in config.tiers]
         if set(tiers) != set(stations.ranking):
-            raise ConfigError(f"tiers are {tiers}, ranking stations {sorted(stations.ranking)}", field="tiers", value=str(tiers))
+            raise ConfigError(
+                f"tiers are {tiers}, ranking stations {sorted(stations.ranking)}", field="tiers", value=str(tiers)
+            )
         self.config = config
         self.model = model
         self.replica = replica
@@ -63,6 +68,7 @@ class IngressService:
         self._stations = stations
         self._directory = directory
         self._router = router or BudgetRouter(config.tiers, config.light_above_in_flight)
+        self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
         self.rank_gate = Gate("rank requests", config.in_flight_max, config.retry_after_s)
         self.events_gate = Gate("event appends", config.events_in_flight_max, config.retry_after_s)
@@ -94,9 +100,10 @@ class IngressService:
             try:
                 ranked = await flow.run()
                 is_over = True
-            except RankMeshError:
+            except RankMeshError as error:
                 self._counts["failed"] += 1
                 is_over = True
+                self._logger.warning("rank_failed", request_id=job.request_id, code=error.code, error=error)
                 raise
             finally:
                 self._counts["cancelled"] += not is_over
@@ -104,6 +111,15 @@ class IngressService:
                 flow.close()
         body = self._body(request, flow, ranked, received_s)
         self.precompute.offer(flow, ranked)
+        self._logger.info(
+            "ranked",
+            request_id=job.request_id,
+            client_request_id=request.request_id,
+            num_candidates=body["num_candidates"],
+            tier=body["tier"],
+            degraded=body["degraded"],
+            total_ms=body["total_ms"],
+        )
         return body
 
     async def append(self, request: EventsRequest) -> dict[str, int]:
@@ -180,7 +196,12 @@ class IngressService:
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        return {"station": "ingress", "replica": self.replica, "version": self.model.version, "counters": self.counters()}
+        return {
+            "station": "ingress",
+            "replica": self.replica,
+            "version": self.model.version,
+            "counters": self.counters(),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check: an event loop that runs is all that the ingress needs."""

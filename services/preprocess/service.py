@@ -11,6 +11,7 @@ from services.preprocess.config import PreprocessConfig
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import InvalidRequestError
+from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch, PreprocessTask
 from shared.schema.stamp import Stamp, check_version
 
@@ -25,10 +26,18 @@ class PreprocessService:
         source: Weights version: vocabulary and catalog.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
     """
 
-    def __init__(self, config: PreprocessConfig, source: WeightSource, clock: Clock, replica: str) -> None:
-        self.meter = Meter(STATION, clock)
+    def __init__(
+        self,
+        config: PreprocessConfig,
+        source: WeightSource,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> None:
+        self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._extractor = FeatureExtractor.from_weights(source)
         self._version = source.version
@@ -45,7 +54,7 @@ class PreprocessService:
             DeadlineExceededError: the request expired while it waited.
             InvalidRequestError: no candidates, or more than the limit.
         """
-        with self.meter.call("extract") as timer:
+        with self.meter.call("extract", task.request_id) as timer:
             Deadline.after_ms(task.remaining_ms, self._clock).check(STATION)
             check_version(task.version, self._version, STATION)
             count, limit = len(task.candidates), self._config.candidates_max
@@ -60,7 +69,12 @@ class PreprocessService:
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": self.meter.counters()}
+        return {
+            "station": STATION,
+            "replica": self._replica,
+            "version": self._version,
+            "counters": self.meter.counters(),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check: a loop that runs and weights that loaded are all there is."""

@@ -10,10 +10,12 @@ from models.source import WeightSource
 from models.stations import CandidateRanker
 from services.meter import Meter
 from services.ranking.config import RankingConfig
+from services.stamps import check_stamps
 from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import ConfigError, StageUnavailableError, VersionMismatchError
+from shared.errors import ConfigError, StageUnavailableError
+from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.ranking import RankedList, RankTask
@@ -30,14 +32,17 @@ class RankingService:
         source: Weights version.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
 
     Raises:
         ConfigError: the model has no such tier.
     """
 
-    def __init__(self, config: RankingConfig, source: WeightSource, clock: Clock, replica: str) -> None:
+    def __init__(
+        self, config: RankingConfig, source: WeightSource, clock: Clock, replica: str, logger: JsonLogger | None = None
+    ) -> None:
         self.station = f"ranking:{config.tier}"
-        self.meter = Meter(self.station, clock)
+        self.meter = Meter(self.station, replica, clock, logger)
         self._tier = config.tier
         self._ranker = CandidateRanker.from_weights(source)
         self._worker = Worker(self.station, config.queue_max)
@@ -71,26 +76,15 @@ class RankingService:
             OverloadedError: too many requests wait here.
             StageUnavailableError: a score is not finite.
         """
-        with self.meter.call("rank"):
+        with self.meter.call("rank", task.request_id):
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             check_version(task.version, self._version, self.station)
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
-            for stamp in upstream:
-                self._check(stamp, task)
+            check_stamps(upstream, task.request_id, self._version, self.station)
             ranked = await self._worker.run(deadline, self._rank, task, features, state, spec, rows, upstream)
             self.meter.add("candidates", features.num_candidates)
             self.meter.add("full_pass", int(ranked.full_pass.sum()))
             return ranked
-
-    def _check(self, stamp: Stamp, task: RankTask) -> None:
-        """Refuse an input that is not this request's: another user's data must never be scored."""
-        check_version(stamp.version, task.version, stamp.station)
-        if stamp.request_id != task.request_id:
-            self.meter.add("foreign_inputs")
-            raise VersionMismatchError(
-                f"{stamp.station} ({stamp.replica}) brought request {stamp.request_id} to the ranking of {task.request_id}",
-                asked=task.request_id, held=stamp.request_id, station=stamp.station,
-            )  # fmt: skip
 
     def _rank(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shared.config import Config
+from shared.userlog import BufferConfig
 
 
 class SequenceConfig(Config):
@@ -13,15 +14,11 @@ class SequenceConfig(Config):
     Args:
         queue_max: Encodes that may wait or run in one replica.
         store_timeout_ms: Longest wait for one read of the user log, milliseconds; then the cached history stands in.
-        append_timeout_ms: Longest wait for one append, milliseconds; then the events are buffered.
         cached_users_max: Users whose last history is kept for when the store is out of reach.
-        buffered_events_max: Events kept while the store is out of reach; more are refused.
-        flush_period_s: Time between attempts to write buffered events, seconds.
+        buffer: Events kept while the store is out of reach.
     """
 
     queue_max: int = Field(64, ge=1)
     store_timeout_ms: float = Field(100, gt=0)
-    append_timeout_ms: float = Field(2_000, gt=0)
     cached_users_max: int = Field(10_000, ge=0)
-    buffered_events_max: int = Field(10_000, ge=0)
-    flush_period_s: float = Field(0.5, gt=0)
+    buffer: BufferConfig = BufferConfig()

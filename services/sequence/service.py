@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from models.source import WeightSource
 from models.stations import RequestEncoder
 from services.meter import Meter, Timer
-from services.sequence.buffer import EventBuffer
 from services.sequence.config import SequenceConfig
 from services.sequence.histories import HistoryCache
 from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, StoreUnavailableError
+from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.stamp import Stamp, check_version
 from shared.schema.user import EncodeTask, UserHistory, UserState
-from shared.userlog import AppendResult, UserLog
+from shared.userlog import BufferedUserLog, UserLog
 
 STATION = "sequence"
 
@@ -39,22 +38,28 @@ class SequenceService:
         log: The user log.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
     """
 
-    def __init__(self, config: SequenceConfig, source: WeightSource, log: UserLog, clock: Clock, replica: str) -> None:
-        self.meter = Meter(STATION, clock)
+    def __init__(
+        self,
+        config: SequenceConfig,
+        source: WeightSource,
+        log: UserLog,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> None:
+        self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._encoder = RequestEncoder.from_weights(source)
         self._history_length = int(source.json("model")["history_length"])
         self._version = source.version
-        self._log = log
+        self._log = BufferedUserLog(log, config.buffer, clock)
         self._clock = clock
         self._replica = replica
         self._worker = Worker(STATION, config.queue_max)
         self._histories = HistoryCache(config.cached_users_max)
-        self._buffer = EventBuffer(config.buffered_events_max)
-        self._writing = asyncio.Lock()
-        self._flusher: asyncio.Task[None] | None = None
 
     async def encode(self, task: EncodeTask) -> UserState:
         """Encode one user at one time.
@@ -66,7 +71,7 @@ class SequenceService:
             DeadlineExceededError: the request expired while it waited.
             OverloadedError: too many requests wait here.
         """
-        with self.meter.call("encode") as timer:
+        with self.meter.call("encode", task.request_id) as timer:
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             deadline.check(STATION)
             check_version(task.version, self._version, STATION)
@@ -90,24 +95,21 @@ class SequenceService:
             The fields of ``EventsResponse``.
 
         Raises:
-            StoreUnavailableError: neither store nor buffer took them.
+            StoreUnavailableError: neither store nor buffer took them; none is kept.
         """
         with self.meter.call("append"):
-            try:
-                if len(self._buffer):  # what came first is written first
-                    await self._flush()
-                result = await self._write(events)
-            except StoreUnavailableError:
-                self._buffer.add(events)
-                self.meter.add("events_buffered", len(events))
-                self._start_flusher()
-                return {"appended": 0, "duplicates": 0, "buffered": len(events)}
-            self.meter.add("events_appended", result.appended)
-            return {"appended": result.appended, "duplicates": result.duplicates, "buffered": 0}
+            result = await self._log.append(events)
+            for what in ("appended", "duplicates", "expired", "buffered"):
+                self.meter.add(f"events_{what}", getattr(result, what))
+            return {"appended": result.appended, "duplicates": result.duplicates, "buffered": result.buffered}
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        held = {"queued": self._worker.num_held, "cached_users": len(self._histories), "buffered_events": len(self._buffer)}
+        held = {
+            "queued": self._worker.num_held,
+            "cached_users": len(self._histories),
+            "buffered_events": self._log.num_buffered,
+        }
         counters = {**self.meter.counters(), **held}
         return {"station": STATION, "replica": self._replica, "version": self._version, "counters": counters}
 
@@ -115,14 +117,13 @@ class SequenceService:
         """Answer the mesh's health check; a store that is out of reach degrades answers, it does not end replicas."""
 
     async def aclose(self) -> None:
-        """Try once to write what is buffered, and stop."""
-        if self._flusher is not None:
-            self._flusher.cancel()
-        try:
-            await self._flush()
-        except StoreUnavailableError:
-            self.meter.add("events_lost", len(self._buffer))
+        """Try once more to write what is buffered, and stop."""
         self._worker.close()
+        try:
+            await self._log.aclose()
+        except StoreUnavailableError as error:
+            self.meter.add("events_lost", self._log.num_buffered)
+            self.meter.logger.error("events_lost", error=error, num_lost=self._log.num_buffered)
 
     def _encode(self, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
         timer = Timer(self._clock)
@@ -141,28 +142,3 @@ class SequenceService:
             return known or UserHistory.empty(), reason
         self._histories.keep(task.user, history)
         return history, ""
-
-    async def _write(self, events: Sequence[Event]) -> AppendResult:
-        deadline = Deadline.after_ms(self._config.append_timeout_ms, self._clock)
-        try:
-            return await deadline.run(self._log.append(events), "user log")
-        except DeadlineExceededError as error:
-            raise StoreUnavailableError(
-                f"the user log did not take {len(events)} events within {deadline.budget_ms:.0f} ms", stage=STATION
-            ) from error
-
-    async def _flush(self) -> None:
-        async with self._writing:
-            self.meter.add("events_flushed", await self._buffer.flush(self._write))
-
-    def _start_flusher(self) -> None:
-        if self._flusher is None or self._flusher.done():
-            self._flusher = asyncio.get_running_loop().create_task(self._flush_until_empty(), name="flush events")
-
-    async def _flush_until_empty(self) -> None:
-        while len(self._buffer):
-            await self._clock.sleep_s(self._config.flush_period_s)
-            try:
-                await self._flush()
-            except StoreUnavailableError:
-                self.meter.add("flush_failed")

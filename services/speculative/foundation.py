@@ -14,10 +14,12 @@ from models.source import WeightSource
 from models.stations import CandidateRanker
 from services.meter import Meter, Timer
 from services.speculative.config import FoundationConfig
+from services.stamps import check_stamps
 from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import InvalidRequestError, StageUnavailableError, VersionMismatchError
+from shared.errors import InvalidRequestError, StageUnavailableError
+from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import PrecomputedBatch, SpeculativeTask
@@ -35,10 +37,18 @@ class FoundationService:
         source: Weights version.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
     """
 
-    def __init__(self, config: FoundationConfig, source: WeightSource, clock: Clock, replica: str) -> None:
-        self.meter = Meter(STATION, clock)
+    def __init__(
+        self,
+        config: FoundationConfig,
+        source: WeightSource,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> None:
+        self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._ranker = CandidateRanker.from_weights(source)
         self._worker = Worker(STATION, config.queue_max)
@@ -70,12 +80,11 @@ class FoundationService:
             OverloadedError: too many batches wait here.
             StageUnavailableError: an embedding is not finite.
         """
-        with self.meter.call("precompute"):
+        with self.meter.call("precompute", task.request_id):
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             check_version(task.version, self._version, STATION)
-            for part in (features, state, *rows):
-                if part is not None:
-                    _same_request(part.stamp, task)
+            stamps = [part.stamp for part in (features, state, *rows) if part is not None]
+            check_stamps(stamps, task.request_id, self._version, STATION)
             self._check_positions(positions, features.num_candidates)
             tensors = None if state is None else state.tensors
             vectors, compute_ms = await self._worker.run(deadline, self._embed, features, positions, tensors, rows)
@@ -116,18 +125,11 @@ class FoundationService:
     def _check_positions(self, positions: npt.NDArray[np.int32], num_candidates: int) -> None:
         count, limit = len(positions), self._config.candidates_max
         if not 1 <= count <= limit:
-            raise InvalidRequestError(f"positions must be 1 to {limit}, are {count}", field="positions", limit=limit, value=count)
+            raise InvalidRequestError(
+                f"positions must be 1 to {limit}, are {count}", field="positions", limit=limit, value=count
+            )
         if int(positions.min()) < 0 or int(positions.max()) >= num_candidates:
             raise InvalidRequestError(
                 f"positions must be in [0, {num_candidates}), are {positions.min()} to {positions.max()}",
                 field="positions", limit=num_candidates, value=int(positions.max()),
             )  # fmt: skip
-
-
-def _same_request(stamp: Stamp, task: SpeculativeTask) -> None:
-    check_version(stamp.version, task.version, stamp.station)
-    if stamp.request_id != task.request_id:
-        raise VersionMismatchError(
-            f"{stamp.station} brought request {stamp.request_id} to {task.request_id}",
-            asked=task.request_id, held=stamp.request_id, station=stamp.station,
-        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From a user's stored embeddings to one (possibly absent) embedding a candidate: exact pair, else ad group, else none."""
+"""From stored embeddings to one (possibly absent) embedding a candidate: exact pair, else ad group, else none."""
 
 from __future__ import annotations
 

@@ -10,9 +10,11 @@ from services.meter import Meter
 from services.speculative.config import SpeculativeConfig
 from services.speculative.hierarchy import resolve
 from services.speculative.store import EmbeddingStore
+from services.stamps import check_stamps
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import DeadlineExceededError, InvalidRequestError, StoreUnavailableError, VersionMismatchError
+from shared.errors import DeadlineExceededError, InvalidRequestError, StoreUnavailableError
+from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
 from shared.schema.stamp import Stamp, check_version
@@ -29,10 +31,19 @@ class SpeculativeService:
         version: That weights version.
         clock: Time.
         replica: Name of this replica.
+        logger: Where failed calls are logged.
     """
 
-    def __init__(self, config: SpeculativeConfig, store: EmbeddingStore, version: str, clock: Clock, replica: str) -> None:
-        self.meter = Meter(STATION, clock)
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        store: EmbeddingStore,
+        version: str,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> None:
+        self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._store = store
         self._version = version
@@ -48,11 +59,11 @@ class SpeculativeService:
             VersionMismatchError: another weights version, or features of another request.
             DeadlineExceededError: the request expired while it waited.
         """
-        with self.meter.call("lookup") as timer:
+        with self.meter.call("lookup", features.stamp.request_id) as timer:
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             deadline.check(STATION)
             check_version(task.version, self._version, STATION)
-            _same_request(features.stamp, task)
+            check_stamps([features.stamp], task.request_id, self._version, STATION)
             try:
                 vectors, levels = await self._lookup(task, features, deadline)
             except (StoreUnavailableError, DeadlineExceededError) as error:
@@ -75,9 +86,9 @@ class SpeculativeService:
             InvalidRequestError: the vectors are not of the store's width.
             StoreUnavailableError: the store cannot be reached or is too slow.
         """
-        with self.meter.call("fill"):
+        with self.meter.call("fill", task.request_id):
             check_version(task.version, self._version, STATION)
-            _same_request(batch.stamp, task)
+            check_stamps([batch.stamp], task.request_id, self._version, STATION)
             if batch.vectors.ndim != 2 or batch.vectors.shape[1] != self._config.width:
                 shape, width = list(batch.vectors.shape), self._config.width
                 raise InvalidRequestError(
@@ -93,7 +104,12 @@ class SpeculativeService:
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": self.meter.counters()}
+        return {
+            "station": STATION,
+            "replica": self._replica,
+            "version": self._version,
+            "counters": self.meter.counters(),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check; a store that is out of reach lowers hit levels, it does not end replicas."""
@@ -111,12 +127,3 @@ class SpeculativeService:
             np.ascontiguousarray(records["group"]),
             records["vector"].astype(np.float32),
         )
-
-
-def _same_request(stamp: Stamp, task: SpeculativeTask) -> None:
-    check_version(stamp.version, task.version, stamp.station)
-    if stamp.request_id != task.request_id:
-        raise VersionMismatchError(
-            f"{stamp.station} brought request {stamp.request_id} to {task.request_id}",
-            asked=task.request_id, held=stamp.request_id, station=stamp.station,
-        )  # fmt: skip

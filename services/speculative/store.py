@@ -1,8 +1,8 @@
 """Speculative embeddings in a Redis-protocol store: one hash a (namespace, model, weights version, user).
 
 A field is a candidate's key, its value one fixed-size record. The whole hash is bounded and small (512 pairs of width
-16: 45 KB), so a look-up reads all of it in one round trip and finds exact pairs and the aggregate over an ad group in the
-same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake.
+16: 50 KB), so a look-up reads all of it in one round trip and finds exact pairs and the aggregate over an ad group in
+the same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def record_type(width: int, vector_dtype: str) -> np.dtype[np.void]:
     """Return the layout of one stored embedding, little-endian, without padding."""
     vector = {"float16": "<f2", "float32": "<f4"}[vector_dtype]
     fields = [("key", "<i8"), ("group", "<i8"), ("as_of_s", "<i8"), ("written_s", "<i8"), ("vector", vector, (width,))]
-    return np.dtype(cast(Any, fields))
+    return cast(np.dtype[np.void], np.dtype(cast(Any, fields)))
 
 
 class EmbeddingStore:

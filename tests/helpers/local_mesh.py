@@ -1,0 +1,146 @@
+"""All six services and the foundation worker in one process, over a small random model: the mesh without Ray."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from models.config import RankerConfig
+from models.random_weights import random_weights
+from models.source import MemorySource
+from services.embedding.config import EmbeddingConfig
+from services.embedding.service import EmbeddingService
+from services.ingress.config import IngressConfig
+from services.ingress.job import Stations
+from services.ingress.model_info import ModelInfo
+from services.ingress.service import IngressService
+from services.preprocess.config import PreprocessConfig
+from services.preprocess.service import PreprocessService
+from services.ranking.config import RankingConfig
+from services.ranking.service import RankingService
+from services.sequence.config import SequenceConfig
+from services.sequence.service import SequenceService
+from services.speculative.config import FoundationConfig, SpeculativeConfig
+from services.speculative.foundation import FoundationService
+from services.speculative.service import SpeculativeService
+from services.speculative.store import EmbeddingStore
+from shared.clock import Clock, SystemClock
+from shared.handle import LocalHandle
+from shared.log import JsonLogger
+from shared.schema.api import RankRequest, RankResponse
+from shared.userlog import MemoryUserLog
+from tests.helpers.fake_redis import FakeRedis
+from tests.helpers.fake_stations import FakeDirectory
+from tests.helpers.faulty import FaultyService
+
+
+class LocalMesh:
+    """A mesh in one process; ``aclose`` it, or use ``running``.
+
+    Args:
+        source: Weights; default a tiny random model of 40 items and 20 users.
+        clock: Time.
+        config: The ingress's configuration; its number of shards decides how many there are.
+
+    Attributes:
+        services: Deployment name -> the service, behind a door that lets tests break it.
+        log: The user log; set ``down`` to take it away.
+        redis: What the speculative store speaks to; set ``down`` or ``silent``.
+        lines: What the services logged.
+    """
+
+    def __init__(
+        self, source: MemorySource | None = None, clock: Clock | None = None, config: IngressConfig | None = None
+    ) -> None:
+        self.source = source or random_weights()
+        self.clock = clock or SystemClock()
+        self.config = config or IngressConfig()
+        self.log = MemoryUserLog()
+        self.redis = FakeRedis()
+        self.lines = io.StringIO()
+        self._logger = JsonLogger(stream=self.lines, clock=self.clock)
+        self.services = {name: FaultyService(part, self.clock) for name, part in self._build(self.source).items()}
+        self.stations = self._connect()
+        self.directory = FakeDirectory(["ingress", *self.services])
+        self.ingress = IngressService(
+            self.config,
+            self.stations,
+            ModelInfo.from_weights(self.source),
+            self.directory,
+            self.clock,
+            "ingress-0",
+            logger=self._logger,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, *args: Any, **kwargs: Any) -> AsyncIterator[LocalMesh]:
+        """Build a mesh and stop its threads at the end of the block."""
+        mesh = cls(*args, **kwargs)
+        try:
+            yield mesh
+        finally:
+            await mesh.aclose()
+
+    async def rank(self, user: int | str, candidates: list[int], **fields: Any) -> RankResponse:
+        """Rank through the ingress; the answer is checked against its schema."""
+        request = RankRequest(user_id=user, candidates=list(candidates), **fields)
+        return RankResponse.model_validate(await self.ingress.rank(request))
+
+    def replace(self, name: str, version_source: MemorySource) -> None:
+        """Put a service with other weights in a deployment's place, as a roll-out does."""
+        self.services[name].inner = self._build(version_source)[name]
+
+    def counters(self, name: str) -> dict[str, int]:
+        """Return what a service counted."""
+        counters: dict[str, int] = self.services[name].inner.status()["counters"]
+        return counters
+
+    def in_flight(self) -> int:
+        """Calls that run in any station."""
+        return sum(service.in_flight for service in self.services.values())
+
+    async def aclose(self) -> None:
+        """Stop background work and threads."""
+        await self.ingress.aclose()
+        for service in self.services.values():
+            if hasattr(service.inner, "aclose"):
+                await service.inner.aclose()
+
+    def _build(self, source: MemorySource) -> dict[str, Any]:
+        clock, logger = self.clock, self._logger
+        config = RankerConfig.model_validate(source.json("model"))
+        speculative = SpeculativeConfig(width=config.speculative_width)
+        store = EmbeddingStore(self.redis, speculative, source.version, clock)
+        shards = [
+            EmbeddingConfig(shard=shard, num_shards=self.config.num_shards) for shard in range(self.config.num_shards)
+        ]
+        return {
+            "preprocess": PreprocessService(PreprocessConfig(), source, clock, "preprocess-0", logger),
+            "sequence": SequenceService(SequenceConfig(), source, self.log, clock, "sequence-0", logger),
+            **{
+                f"embedding:{shard.shard}": EmbeddingService(shard, source, clock, f"embedding-{shard.shard}-0", logger)
+                for shard in shards
+            },
+            "speculative": SpeculativeService(speculative, store, source.version, clock, "speculative-0", logger),
+            "foundation": FoundationService(FoundationConfig(), source, clock, "foundation-0", logger),
+            **{
+                f"ranking:{tier.name}": RankingService(
+                    RankingConfig(tier=tier.name), source, clock, f"ranking-{tier.name}-0", logger
+                )
+                for tier in self.config.tiers
+            },
+        }
+
+    def _connect(self) -> Stations:
+        handles = {name: LocalHandle(name, service) for name, service in self.services.items()}
+        return Stations(
+            preprocess=handles["preprocess"],
+            sequence=handles["sequence"],
+            embedding=tuple(handles[f"embedding:{shard}"] for shard in range(self.config.num_shards)),
+            speculative=handles["speculative"],
+            ranking={tier.name: handles[f"ranking:{tier.name}"] for tier in self.config.tiers},
+            foundation=handles["foundation"],
+        )
