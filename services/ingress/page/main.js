@@ -40,7 +40,7 @@ function show(status) {
   setHealth(broken.length > 0 ? "degraded" : waiting.length > 0 || !status.ready ? "starting" : "ready");
   byId("mesh-name").textContent = status.name === "rankmesh" ? "rankmesh" : `rankmesh · ${status.name}`;
   byId("version").textContent = status.version;
-  byId("store").textContent = `${status.store.kind}, ${status.store.healthy ? "up" : "down"}`;
+  byId("store").textContent = `${status.store.kind === "embedded" ? "embedded Valkey" : status.store.kind}, ${status.store.healthy ? "up" : "down"}`;
   drawMesh(status, state.times);
   listReplicas(status);
   const tiers = status.stations.filter((station) => station.name.startsWith("ranking:")).map((station) => station.name.slice(8));
