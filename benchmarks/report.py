@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
@@ -10,25 +10,32 @@ from benchmarks.compare import Comparison
 from benchmarks.record import BenchmarkRow
 from benchmarks.registry import BENCHMARKS
 
+_SPREAD = ("p50", "p90", "p99")
+
 
 def rows_table(rows: Sequence[BenchmarkRow]) -> Table:
-    """Return rows of one run as a table with one line a metric; the caption says where and on what it ran."""
-    table = Table(title=rows[0].benchmark if rows else "no rows", title_justify="left", caption_justify="left")
-    table.add_column("metric", style="bold")
-    for column in ("value", "unit", "min", "p50", "p90", "p99", "max", "samples"):
-        table.add_column(column, justify="left" if column == "unit" else "right")
-    table.add_column("measured with", style="dim", overflow="fold")
-    for row in rows:
-        spread = [
-            number(row.quantiles[name]) if name in row.quantiles else "" for name in ("min", "p50", "p90", "p99", "max")
-        ]
-        params = ", ".join(f"{name} {value}" for name, value in row.params.items())
-        table.add_row(row.metric, number(row.value), row.unit, *spread, str(row.num_samples), params)
-    if rows:
-        first = rows[0]
-        table.caption = (
-            f"{first.started} · {first.device} · commit {first.commit} · config {first.config_hash} · seed {first.seed}"
+    """Return rows of one run as a table with one line a metric; the caption says where and on what it ran.
+
+    Args:
+        rows: At least one row.
+    """
+    common = set(rows[0].params.items()).intersection(*(row.params.items() for row in rows))
+    table = Table(title=rows[0].benchmark, title_justify="left", caption_justify="left")
+    table.add_column("metric", style="bold", no_wrap=True)
+    for column in ("value", "unit", *_SPREAD, "samples"):
+        table.add_column(column, justify="left" if column == "unit" else "right", no_wrap=True)
+    owns = [_words(item for item in row.params.items() if item not in common) for row in rows]
+    if any(owns):
+        table.add_column("measured with", style="dim", overflow="fold")
+    for row, own in zip(rows, owns, strict=True):
+        spread = [number(row.quantiles[name]) if name in row.quantiles else "" for name in _SPREAD]
+        table.add_row(
+            row.metric, number(row.value), row.unit, *spread, str(row.num_samples), *([own] if any(owns) else [])
         )
+    first = rows[0]
+    where = f"{first.started} · {first.device} · commit {first.commit} · config {first.config_hash} · seed {first.seed}"
+    shared = _words(item for item in first.params.items() if item in common)
+    table.caption = f"{where}\n{shared}" if shared else where
     return table
 
 
@@ -59,6 +66,10 @@ def comparison_table(comparisons: Sequence[Comparison], left: str, right: str) -
         note = "different machines" if both and not comparison.same_device else ""
         table.add_row(comparison.benchmark, comparison.metric, either.unit if either else "", *values, ratio, note)
     return table
+
+
+def _words(params: Iterable[tuple[str, object]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in params)
 
 
 def number(value: float) -> str:

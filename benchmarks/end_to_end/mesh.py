@@ -19,7 +19,7 @@ from benchmarks.client import Answer, MeshClient, count_outcomes
 from benchmarks.end_to_end.site import Site, running_site
 from benchmarks.harness import measure, turns
 from benchmarks.load import closed_loop
-from benchmarks.record import Measurement
+from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from shared.clock import Clock, SystemClock
 from shared.errors import StageUnavailableError
@@ -75,18 +75,11 @@ async def _measure(site: Site, effort: Effort, options: BenchmarkOptions, clock:
     measurements += overhead_figures(idle[MAIN_SIZE])
     answers = [sample.answer for sample in load.samples if sample.answer is not None]
     whole = [answer.latency_ms for answer in _whole(answers)]
-    common = {"candidates": MAIN_SIZE, "clients": NUM_CLIENTS, "loop": "closed", "not_whole": len(answers) - len(whole)}
+    common = _params(MAIN_SIZE, clients=NUM_CLIENTS, not_whole=len(answers) - len(whole))
     measurements.append(measure(f"closed_{NUM_CLIENTS}_p50_ms_{MAIN_SIZE}", whole, "p50", "ms", **common))
     rate = round(load.answers_per_s, 2)
-    measurements.append(
-        Measurement(
-            f"closed_{NUM_CLIENTS}_answers_per_s_{MAIN_SIZE}",
-            rate,
-            "1/s",
-            num_samples=len(answers),
-            params=dict(common),
-        )
-    )
+    name = f"closed_{NUM_CLIENTS}_answers_per_s_{MAIN_SIZE}"
+    measurements.append(Measurement(name, rate, "1/s", num_samples=len(answers), params=common))
     return measurements
 
 
@@ -118,24 +111,18 @@ def latency_figures(size: int, answers: Sequence[Answer]) -> list[Measurement]:
     """
     whole = _whole(answers)
     samples = [answer.latency_ms for answer in whole]
-    params = {
-        "candidates": size,
-        "clients": 1,
-        "loop": "closed",
-        "pause_s": PAUSE_S,
-        "not_whole": len(answers) - len(whole),
-    }
+    params = _params(size, pause_s=PAUSE_S, not_whole=len(answers) - len(whole))
     return [measure(f"{name}_ms_{size}", samples, name, "ms", **params) for name in ("p50", "p99")]
 
 
 def overhead_figures(answers: Sequence[Answer]) -> list[Measurement]:
     """Return what of a request is not compute, and the bars of its waterfall (medians).
 
-    ``overhead_ms``: the ingress's total minus the compute on the critical path. ``http_ms``: the client's latency minus
+    ``overhead_ms``: the ingress's total minus the compute on the longest path. ``http_ms``: the client's latency minus
     the ingress's total.
     """
     bodies = [(answer.latency_ms, answer.body) for answer in _whole(answers) if answer.body is not None]
-    params = {"candidates": MAIN_SIZE, "clients": 1, "loop": "closed", "pause_s": PAUSE_S}
+    params = _params(MAIN_SIZE, pause_s=PAUSE_S)
     overhead = [body.total_ms - critical_compute_ms(body) for _, body in bodies]
     http = [latency_ms - body.total_ms for latency_ms, body in bodies]
     figures = [
@@ -147,17 +134,34 @@ def overhead_figures(answers: Sequence[Answer]) -> list[Measurement]:
     for name in names:
         stages = [stage for _, body in bodies for stage in body.stages if stage.name == name]
         compute = [stage.compute_ms for stage in stages if stage.compute_ms is not None]
-        extra = {"critical_share": round(float(np.mean([stage.critical for stage in stages])), 3)}
+        extra: dict[str, Param] = {"critical_share": round(float(np.mean([stage.critical for stage in stages])), 3)}
         if compute:
             extra["compute_ms_p50"] = round(float(np.median(compute)), 3)
         metric = f"stage_{name.replace(':', '-').replace(' ', '_').lower()}_ms"
-        figures.append(measure(metric, [stage.duration_ms for stage in stages], "p50", "ms", **params, **extra))
+        durations = [stage.duration_ms for stage in stages]
+        figures.append(measure(metric, durations, "p50", "ms", **{**params, **extra}))
     return figures
 
 
 def critical_compute_ms(body: RankResponse) -> float:
-    """Return the milliseconds of compute on the critical path of one answer."""
-    return sum(stage.compute_ms or 0.0 for stage in body.stages if stage.critical)
+    """Return the milliseconds of compute on the longest path of one answer.
+
+    Ranking waits for the input that ends last. That is either the user state, which starts with the request, or one
+    that needs the features first; the path is the state alone or the features and that input, and then ranking.
+    """
+    bars = {stage.name: stage for stage in body.stages}
+    inputs = [stage for stage in body.stages if not stage.critical]
+    path = [stage for stage in body.stages if stage.critical and stage.name != "preprocess"]
+    last = max(inputs, key=lambda stage: stage.start_ms + stage.duration_ms, default=None)
+    if last is None or last.name != "sequence":
+        path.append(bars["preprocess"])
+    if last is not None:
+        path.append(last)
+    return sum(stage.compute_ms or 0.0 for stage in path)
+
+
+def _params(size: int, *, clients: int = 1, **others: Param) -> dict[str, Param]:
+    return {"candidates": size, "clients": clients, "loop": "closed", **others}
 
 
 def _whole(answers: Sequence[Answer]) -> list[Answer]:

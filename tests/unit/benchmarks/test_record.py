@@ -49,7 +49,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataUnavailableError, match="absent.jsonl"):
+    with pytest.raises(DataUnavailableError, match=r"absent\.jsonl"):
         read_rows(tmp_path / "absent.jsonl")
 
 

@@ -28,25 +28,34 @@ def answer(latency_ms: float, total_ms: float, *stages: StageTime) -> Answer:
 
 
 PREPROCESS = StageTime(name="preprocess", start_ms=0, duration_ms=6, compute_ms=2, critical=True)
-SEQUENCE = StageTime(name="sequence", start_ms=0, duration_ms=5, compute_ms=4)
+SHARD = StageTime(name="embedding:0", start_ms=6, duration_ms=3, compute_ms=1)
+SEQUENCE = StageTime(name="sequence", start_ms=0, duration_ms=12, compute_ms=10)
 RANKING = StageTime(name="ranking:full", start_ms=6, duration_ms=14, compute_ms=9, critical=True)
 
 
-def test_only_the_critical_path_counts_as_compute() -> None:
-    body = answer(25, 20, PREPROCESS, SEQUENCE, RANKING).body
+@pytest.mark.parametrize(
+    ("stages", "compute_ms"),
+    [
+        ((PREPROCESS, RANKING), 2 + 9),
+        ((PREPROCESS, SHARD, RANKING), 2 + 1 + 9),
+        ((PREPROCESS, SHARD, SEQUENCE, RANKING), 10 + 9),
+    ],
+    ids=["features only", "a shard is last", "the user state is last"],
+)
+def test_only_the_longest_path_counts_as_compute(stages: tuple[StageTime, ...], compute_ms: float) -> None:
+    body = answer(25, 20, *stages).body
     assert body is not None
-    assert critical_compute_ms(body) == 11
+    assert critical_compute_ms(body) == compute_ms
 
 
 def test_overhead_is_the_total_without_the_critical_compute() -> None:
-    figures = {
-        figure.metric: figure for figure in overhead_figures([answer(25, 20, PREPROCESS, SEQUENCE, RANKING)] * 3)
-    }
-    assert figures["overhead_ms"].value == 9
+    answers = [answer(25, 20, PREPROCESS, SHARD, RANKING)] * 3
+    figures = {figure.metric: figure for figure in overhead_figures(answers)}
+    assert figures["overhead_ms"].value == 8
     assert figures["http_ms"].value == 5
     assert figures["stage_ranking-full_ms"].value == 14
     assert figures["stage_ranking-full_ms"].params["compute_ms_p50"] == 9
-    assert figures["stage_sequence_ms"].params["critical_share"] == 0
+    assert figures["stage_embedding-0_ms"].params["critical_share"] == 0
 
 
 def test_latency_leaves_out_answers_that_are_not_whole_and_says_how_many() -> None:

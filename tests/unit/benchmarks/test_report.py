@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.compare import compare_rows
+from benchmarks.report import comparison_table, names_table, number, rows_table
+from tests.helpers.benchmark_rows import make_row
+
+
+def shown(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_all_rows_share_stands_below_and_the_rest_in_the_row() -> None:
+    rows = [make_row(params={"clients": 4, "candidates": 500}), make_row(params={"clients": 4, "candidates": 20})]
+    lines = shown(rows_table(rows)).splitlines()
+    assert sum("clients 4" in line for line in lines) == 1
+    assert [line for line in lines if "p50_ms_500" in line and "candidates 20 " in line]
+    assert any("2 x test" in line and "abcdef012345" in line and "0123456789ab" in line for line in lines)
+
+
+def test_rows_of_one_kind_need_no_column_for_their_parameters() -> None:
+    text = shown(rows_table([make_row(), make_row(metric="p99_ms_500")]))
+    assert "measured with" not in text
+    assert "candidates 500" in text
+
+
+def test_a_comparison_shows_both_values_the_ratio_and_other_machines() -> None:
+    comparisons = compare_rows([make_row(value=20.0)], [make_row(value=5.0, device="another"), make_row(metric="new")])
+    text = shown(comparison_table(comparisons, "a.jsonl", "b.jsonl"))
+    assert "0.250" in text
+    assert "different machines" in text
+    assert "new" in text
+
+
+def test_the_list_names_every_fixed_metric() -> None:
+    assert all(metric in shown(names_table()) for metric in ("p50_ms_500", "p99_ms_500", "overhead_ms"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (12345.6, "12,346"), (12.345678, "12.35"), (0.00001, "1.00e-05")]
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value) == text
