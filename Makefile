@@ -15,6 +15,7 @@ VARIANT ?= cpu
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 export PYTHON VARIANT PIP_ARGS
+$(if $(filter cpu gpu,$(VARIANT)),,$(error VARIANT is cpu or gpu, not '$(VARIANT)'))
 
 BIN := .venv/bin
 RANKMESH := $(BIN)/rankmesh
@@ -49,9 +50,11 @@ help: ## Print this help
 
 .PHONY: setup
 setup: $(RUN_STAMP) $(PACKAGE_STAMP) ## Create .venv with what a mesh needs
+	@:
 
 .PHONY: setup-dev
 setup-dev: setup $(DEV_STAMP) ## The same, with linters and test tools
+	@:
 
 .PHONY: lock
 lock: ## Write the constraint files again from the intent files
