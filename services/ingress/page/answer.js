@@ -15,6 +15,8 @@ function scoreCell(value) {
     percent(value));
 }
 
+const nextWords = (stars) => (stars === null ? "★ rated next" : `★ rated ${stars} next`);
+
 function rowOf(candidate, index, objectives, items, next) {
   const item = items[String(candidate.id)];
   const isNext = next.has(String(candidate.id));
@@ -22,7 +24,7 @@ function rowOf(candidate, index, objectives, items, next) {
   return html("tr", { class: isNext ? "next" : null },
     html("td", { class: "num" }, String(index + 1)),
     html("td", { class: "film" }, item ? item.title : `item ${candidate.id}`, isNext ? " " : null,
-      isNext ? html("span", { class: "seen" }, "★ rated next") : null, html("span", { class: "about" }, about)),
+      isNext ? html("span", { class: "seen" }, nextWords(next.get(String(candidate.id)))) : null, html("span", { class: "about" }, about)),
     ...objectives.map((name) => scoreCell(candidate.scores[name] ?? 0)),
     html("td", { class: "num" }, candidate.value.toFixed(4)),
     html("td", { class: "level" }, PASS_WORDS[candidate.scored_by] ?? candidate.scored_by),
@@ -77,7 +79,7 @@ function drawLevels(answer, before) {
 /**
  * Show one answer.
  * @param answer the body of POST /v1/rank
- * @param context {items, next: Set of id strings, roundTripMs, before: level counts of the same request's last answer, or null}
+ * @param context {items, next: Map of id string to rating or null, roundTripMs, before: level counts of the same request's last answer, or null}
  * @returns the level counts of this answer
  */
 export function showAnswer(answer, context) {

@@ -20,9 +20,10 @@ export function redraw(drawing, children) {
   drawing.replaceChildren(...drawing.querySelectorAll(":scope > title, :scope > desc"), ...children);
 }
 
-/** Milliseconds for a person: two digits that matter, never "0 ms" for something that took time. */
+/** Milliseconds for a person: two or three digits that matter. */
 export function ms(value) {
   if (value === null || value === undefined) return "–";
+  if (value < 0.05) return "<0.1 ms";
   if (value >= 100) return `${value.toFixed(0)} ms`;
   return `${value.toFixed(value >= 10 ? 1 : 2)} ms`;
 }

@@ -75,6 +75,7 @@ async function loadSamples() {
       `user ${sample.user_id}, rated ${plural(sample.true_next.length, "film")} next`));
     select.replaceChildren(...options, html("option", { value: "" }, "none: use the user id"));
     showHistory(body.samples[0] ?? null);
+    if (body.provenance) byId("data-note").textContent = `Data: ${body.provenance}`;
   } catch (error) {
     select.replaceChildren(html("option", { value: "" }, "no samples in these weights"));
   }
@@ -101,11 +102,12 @@ function readForm() {
   const pool = sample ? [...sample.candidates, ...ids] : shuffled(ids, user);
   const candidates = [...new Set(pool)].slice(0, count);
   if (candidates.length < count) throw new Error(`This page knows ${candidates.length} items; ask for at most so many candidates.`);
-  const next = new Set((sample?.true_next ?? []).map(String));
-  const request = { user_id: sample ? sample.user_id : user, candidates, limit: candidates.length, tier: byId("tier").value };
+  const stars = sample?.next_weights ?? [];
+  const next = new Map((sample?.true_next ?? []).map((id, index) => [String(id), stars[index] ?? null]));
+  const request = { user_id: sample ? sample.user_id : user, candidates, limit: candidates.length, surface: sample?.surface ?? state.samples[0]?.surface, tier: byId("tier").value };
   const when = sample ? sample.timestamp_s : state.samples[0]?.timestamp_s;
   if (when !== undefined) request.timestamp_s = when;
-  return { request, next: new Set([...next].filter((id) => candidates.includes(Number(id)))) };
+  return { request, next: new Map([...next].filter(([id]) => candidates.includes(Number(id)))) };
 }
 
 /** A fixed shuffle by the user's id: the same user gets the same candidates, so that a second request can hit. */
@@ -172,6 +174,12 @@ byId("form").addEventListener("submit", (event) => {
   send(query, null);
 });
 byId("again").addEventListener("click", () => { if (state.last !== null) send(state.last.query, state.last.counts); });
+byId("user").addEventListener("input", (event) => {
+  const user = event.target.value.trim();
+  const index = state.samples.findIndex((sample) => String(sample.user_id) === user);
+  byId("sample").value = user === "" ? "0" : index < 0 ? "" : String(index);
+  showHistory(state.samples[user === "" ? 0 : index] ?? null);
+});
 byId("sample").addEventListener("change", (event) => {
   byId("user").value = "";
   showHistory(state.samples[Number(event.target.value)] ?? null);
@@ -185,6 +193,7 @@ async function followAddress() {
   for (const [parameter, id] of [["user", "user"], ["candidates", "count"], ["tier", "tier"]]) {
     if (wanted.has(parameter)) byId(id).value = wanted.get(parameter);
   }
+  byId("user").dispatchEvent(new Event("input"));
   byId("form").requestSubmit();
 }
 

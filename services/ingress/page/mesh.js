@@ -2,7 +2,7 @@
 
 import { byId, html, ms, redraw, svg } from "./dom.js";
 
-const WIDTH = 1040;
+const WIDTH = 1046;
 const BOX = { width: 190, height: 62 };
 const COLUMN = [6, 262, 528, 838];
 const ROW = 92;

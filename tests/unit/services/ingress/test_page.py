@@ -31,6 +31,23 @@ class Outline(HTMLParser):
         self.ids += [value or "" for name, value in attrs if name == "id"]
 
 
+class Labels(HTMLParser):
+    """Collects the controls that no label encloses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = False
+        self.bare: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = self.inside or tag == "label"
+        if tag in ("input", "select") and not self.inside:
+            self.bare.append(str(dict(attrs).get("id")))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag != "label"
+
+
 def test_every_id_is_there_once_and_every_used_one_exists() -> None:
     ids = Outline().ids
     assert len(ids) == len(set(ids))
@@ -47,18 +64,6 @@ def test_every_id_is_there_once_and_every_used_one_exists() -> None:
 
 
 def test_every_control_has_a_name() -> None:
-    class Labels(HTMLParser):
-        inside = False
-        bare: list[str] = []  # noqa: RUF012
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.inside = self.inside or tag == "label"
-            if tag in ("input", "select") and not self.inside:
-                self.bare.append(str(dict(attrs).get("id")))
-
-        def handle_endtag(self, tag: str) -> None:
-            self.inside = self.inside and tag != "label"
-
     labels = Labels()
     labels.feed(text("index.html"))
     assert labels.bare == []
