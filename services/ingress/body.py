@@ -16,13 +16,16 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from services.ingress.errors import NotAcceptableError, SlowBodyError
+from services.ingress.text import shown
 from shared.errors import InvalidRequestError, MalformedBodyError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 MEDIA_TYPES = (JSON, MSGPACK)
 
-_SHOWN_MAX = 100
+_EXACT_MAX = 2**53
+_UNION_MEMBERS = ("int", "str", "float")
+_LIMIT_NAMES = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "expected")
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -71,7 +74,7 @@ def response_type(headers: Mapping[str, str]) -> str:
             f"the answer is {' or '.join(MEDIA_TYPES)}",
             field="accept",
             limit=", ".join(MEDIA_TYPES),
-            value=_shown(accept),
+            value=shown(accept),
         )
     return best
 
@@ -105,6 +108,9 @@ async def read_body(
 def decode(body: bytes, media: str) -> object:
     """Decode a body into plain values.
 
+    JSON knows one kind of number, so ``42.0`` is the integer 42 there (up to 2**53, where floats stop being exact);
+    msgpack tells integers from floats, and so do we.
+
     Raises:
         MalformedBodyError: it is empty, not what ``media`` says, or names a field twice.
     """
@@ -113,15 +119,16 @@ def decode(body: bytes, media: str) -> object:
     try:
         if media == MSGPACK:
             return msgpack.unpackb(body, raw=False, object_pairs_hook=_pairs, ext_hook=_no_extension)
-        return json.loads(body.decode("utf-8"), object_pairs_hook=_pairs, parse_constant=_no_constant)
+        text = body.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_pairs, parse_float=_number, parse_constant=_no_constant)
     except MalformedBodyError:
         raise
     except RecursionError as error:
         raise MalformedBodyError("the body is nested too deeply", field="body", limit="nesting", value="") from error
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        message = f"the body is not valid {media}: {_shown(str(error))}"
+        message = f"the body is not valid {media}: {shown(str(error))}"
         raise MalformedBodyError(
-            message, field="body", limit=media, value=_shown(body[:40].decode("utf-8", "replace"))
+            message, field="body", limit=media, value=shown(body[:40].decode("utf-8", "replace"))
         ) from error
 
 
@@ -136,7 +143,7 @@ def validate(cls: type[BodyT], document: object) -> BodyT:
             f"the body must be an object, is {type(document).__name__}",
             field="body",
             limit="object",
-            value=_shown(document),
+            value=shown(document),
         )
     try:
         return cls.model_validate(document)
@@ -154,37 +161,35 @@ def encode(body: dict[str, Any], media: str) -> bytes:
 
 def _first_error(error: ValidationError) -> InvalidRequestError:
     errors = error.errors(include_url=False)
-    names = ("int", "str", "float")
     # A union reports each member: ("user_id", "int") and ("user_id", "str") are one field that is neither.
-    at = [tuple(part for part in each["loc"] if isinstance(part, int) or part not in names) for each in errors]
+    at = [tuple(part for part in each["loc"] if part not in _UNION_MEMBERS) for each in errors]
     same = [each for each, loc in zip(errors, at, strict=True) if loc == at[0]]
-    field = ".".join(_shown(part) for part in at[0]) or "body"
-    rule = " or ".join(dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in same))
-    context = same[0].get("ctx", {})
-    limits = [value for key, value in context.items() if key != "error" and isinstance(value, (int, float, str))]
-    value = _shown(errors[0]["input"])
-    return InvalidRequestError(
-        f"{field}: {rule} (value {value!r})", field=field, limit=limits[0] if limits else rule, value=value
-    )
-
-
-def _shown(value: object) -> str:
-    """Return a value for a message: short, and free of what JSON or a log cannot hold."""
-    if isinstance(value, (dict, list)):
-        return f"{type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    text = (value if isinstance(value, str) else repr(value)).encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
+    field = ".".join(shown(part) for part in at[0]) or "body"
+    value = shown(same[0]["input"])
+    limits = [limit for name, limit in same[0].get("ctx", {}).items() if name in _LIMIT_NAMES]
+    rules = [each["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for each in same]
+    if same[0]["type"] == "missing":
+        return InvalidRequestError(f"{field} is missing", field=field, limit="required", value=None)
+    if same[0]["type"] == "extra_forbidden":
+        return InvalidRequestError(f"{field} is not a field", field=field, limit="known fields", value=value)
+    rule = " or ".join(dict.fromkeys(rules))
+    verb = " must be" if same[0]["msg"].startswith("Input should be ") else ":"
+    limit = limits[0] if limits else rule
+    return InvalidRequestError(f"{field}{verb} {rule}, is {value}", field=field, limit=limit, value=value)
 
 
 def _pairs(pairs: list[tuple[object, object]]) -> dict[Any, object]:
     document = dict(pairs)
     if len(document) != len(pairs):
         seen: set[object] = set()
-        twice = _shown(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
+        twice = shown(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
         raise MalformedBodyError(f"{twice!r} occurs twice in one object", field=twice, limit="once", value="twice")
     return document
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= _EXACT_MAX else value
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -214,7 +219,7 @@ def _quality(text: str) -> float:
 
 def _unsupported(field: str, rule: str, value: str) -> NoReturn:
     raise UnsupportedMediaTypeError(
-        f"{rule}, is {_shown(value)!r}", field=field, limit=", ".join(MEDIA_TYPES), value=_shown(value)
+        f"{rule}, is {shown(value)}", field=field, limit=", ".join(MEDIA_TYPES), value=shown(value)
     )
 
 

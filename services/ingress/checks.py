@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.ingress.text import shown
 from shared.errors import InvalidRequestError
 from shared.hashing import EntityId, canonical_id
 from shared.schema.api import ApiLimits, EventsRequest, RankRequest
@@ -28,8 +29,8 @@ def check_rank(request: RankRequest, limits: ApiLimits) -> list[EntityId]:
         for position, value in enumerate(candidates):
             if value in first:
                 raise InvalidRequestError(
-                    f"candidates must be distinct: {str(value)[:64]!r} is at positions {first[value]} and {position}",
-                    field=f"candidates.{position}", limit="distinct", value=str(value)[:64],
+                    f"candidates must be distinct: {shown(value)} is at positions {first[value]} and {position}",
+                    field=f"candidates.{position}", limit="distinct", value=shown(value),
                 )  # fmt: skip
             first[value] = position
     return candidates
@@ -57,4 +58,6 @@ def check_count(field: str, count: int, count_max: int) -> None:
 
 
 def _refuse(field: str, rule: str, limit: int | str, value: int) -> None:
-    raise InvalidRequestError(f"{field} must be {rule}, is {value}", field=field, limit=limit, value=value)
+    raise InvalidRequestError(
+        f"{field} must be {rule}, is {shown(value)}", field=field, limit=limit, value=shown(value)
+    )

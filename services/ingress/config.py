@@ -71,7 +71,8 @@ class IngressConfig(Config):
 
     Args:
         mesh: Name of this mesh, shown in status.
-        limits: What a client may send.
+        limits: What a client may send. The smallest budget is about what the lowest tier needs: less can only end in
+            504, so it is refused as the client's mistake.
         tiers: Ranking tiers, best first.
         budgets: Time limits of the stages.
         num_shards: Embedding shards S, deployments ``embedding:0`` .. ``embedding:S-1``.
@@ -85,7 +86,7 @@ class IngressConfig(Config):
     """
 
     mesh: str = Field("rankmesh", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    limits: ApiLimits = ApiLimits()
+    limits: ApiLimits = ApiLimits(deadline_ms_min=50)
     tiers: tuple[TierConfig, ...] = Field(
         (
             TierConfig(name="full", cost_ms=120, rank_ms=60, timeout_ms=400),

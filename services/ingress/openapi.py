@@ -39,6 +39,19 @@ _REFUSALS = {
     "504": "The time budget went before there was any answer.",
 }
 
+_INTEGER_ID = {"type": "integer", "minimum": 0, "maximum": ID_MAX}
+_STRING_ID = {
+    "type": "string",
+    "minLength": 1,
+    "description": f"at most {ID_BYTES_MAX} bytes of UTF-8; a decimal string is the same entity as its integer",
+    # JSON Schema counts characters, not bytes: what certainly fits.
+    "anyOf": [{"maxLength": ID_BYTES_MAX // 4}, {"maxLength": ID_BYTES_MAX, "pattern": r"^[\x00-\x7f]*$"}],
+}
+_ID = {
+    "description": "64-bit id, echoed as it was sent",
+    "anyOf": [{"$ref": "#/components/schemas/IntegerId"}, {"$ref": "#/components/schemas/StringId"}],
+}
+
 
 def openapi_document(config: IngressConfig) -> Document:
     """Return the document for one deployment."""
@@ -47,7 +60,7 @@ def openapi_document(config: IngressConfig) -> Document:
         ref_template="#/components/schemas/{model}",
     )
     schemas: Document = definitions["$defs"]
-    schemas["Id"] = _id_schema()
+    schemas |= {"IntegerId": _INTEGER_ID, "StringId": _STRING_ID, "Id": _ID}
     _apply_limits(schemas, config)
     return {
         "openapi": "3.1.0",
@@ -137,14 +150,12 @@ def _ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _id_schema() -> Document:
+def _candidates_schema(candidates_max: int) -> Document:
+    """Say what makes candidates distinct: within one kind of id it is plain; across the two, 7 and "7" are one."""
+    distinct = {"type": "array", "minItems": 1, "maxItems": candidates_max, "uniqueItems": True}
     return {
-        "description": "64-bit id: an integer, its decimal string (the same entity), or any other string of at most "
-        f"{ID_BYTES_MAX} bytes of UTF-8; echoed as sent",
-        "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": ID_MAX},
-            {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX},
-        ],
+        "description": "distinct candidate ids; the two kinds may be mixed as long as no id occurs in both forms",
+        "anyOf": [{**distinct, "items": _ref("IntegerId")}, {**distinct, "items": _ref("StringId")}],
     }
 
 
@@ -157,7 +168,7 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
         "Id"
     )
     schemas["RankedCandidate"]["properties"]["id"] = _ref("Id")
-    rank["candidates"].update(items=_ref("Id"), maxItems=limits.candidates_max, uniqueItems=True)
+    rank["candidates"] = _candidates_schema(limits.candidates_max)
     _bounds(rank["limit"], maximum=limits.candidates_max)
     _bounds(rank["deadline_ms"], minimum=limits.deadline_ms_min, maximum=limits.deadline_ms_max)
     rank["tier"] = {
@@ -166,7 +177,14 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
         "default": AUTO,
         "description": rank["tier"]["description"],
     }
+    _name_bounds(event["weight"])
     schemas["EventsRequest"]["properties"]["events"]["maxItems"] = limits.events_max
+
+
+def _name_bounds(schema: Document) -> None:
+    """Turn a bounded union of number types into one bounded number; pydantic leaves its bounds as ``ge`` and ``le``."""
+    schema.pop("anyOf", None)
+    schema.update(type="number", minimum=schema.pop("ge"), maximum=schema.pop("le"))
 
 
 def _bounds(schema: Document, **bounds: int) -> None:
