@@ -1,0 +1,460 @@
+"""Oracle: scores a request in one process, the plain way, to say what the mesh must answer.
+
+It shares no code with the serving path beyond configuration and weight names: every pair of request and candidate
+carries its own copy of the user side through whole, masked matrices; ids are looked up in dictionaries, tables are never
+sharded, nothing is computed once for several pairs, and the order comes from a sort.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.config import RankerConfig
+from models.source import WeightSource
+from shared.hashing import EntityId, id_key
+from shared.schema.user import UserHistory
+
+Floats = npt.NDArray[np.float32]
+
+_PAIRS_AT_ONCE = 128
+_NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class OracleAnswer:
+    """What the mesh must answer, for all C candidates, by their position in the request.
+
+    Args:
+        order: int64 [K], positions of the answer, best first.
+        scores: float32 [C, O], of the pass that decides on each candidate.
+        values: float32 [C], combined value of ``scores``.
+        full_pass: bool [C], whether the tier's full pass decides.
+        first_values: float32 [C], combined value of the first pass, which chose the head.
+        first_scores: float32 [C, O].
+        full_values: float32 [C], combined value of the full pass, candidates outside the head included.
+        full_scores: float32 [C, O], likewise.
+        keys: int64 [C], id keys, smaller first among equals.
+        head_max: Candidates that the tier's full pass takes.
+    """
+
+    order: npt.NDArray[np.int64]
+    scores: Floats
+    values: Floats
+    full_pass: npt.NDArray[np.bool_]
+    first_values: Floats
+    first_scores: Floats
+    full_values: Floats
+    full_scores: Floats
+    keys: npt.NDArray[np.int64]
+    head_max: int
+
+
+class Ranked(Protocol):
+    """An answer to be compared: ``RankedList`` and ``models.stations.Ranking`` are ones."""
+
+    @property
+    def order(self) -> npt.NDArray[np.int32]:
+        """[K], positions in the request, best first."""
+        ...
+
+    @property
+    def scores(self) -> Floats:
+        """[K, O]."""
+        ...
+
+    @property
+    def values(self) -> Floats:
+        """[K]."""
+        ...
+
+    @property
+    def full_pass(self) -> npt.NDArray[np.bool_]:
+        """[K]."""
+        ...
+
+
+class Oracle:
+    """Per-pair scoring from the weights of one version.
+
+    Args:
+        source: The weights.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self.config = RankerConfig.model_validate(source.json("model"))
+        self._dense = {name: torch.tensor(array) for name, array in source.tensors("dense").items()}
+        self._tables = {
+            table.name: torch.tensor(source.tensors(f"tables/{table.name}")["weight"]) for table in self.config.tables
+        }
+        vocabulary = source.tensors("vocabulary")
+        self._rows = {
+            table.name: dict(
+                zip(vocabulary[f"{table.name}.keys"].tolist(), vocabulary[f"{table.name}.rows"].tolist(), strict=True)
+            )
+            for table in self.config.tables
+        }
+        catalog = source.tensors("catalog")
+        offsets = catalog["genre_offsets"].tolist()
+        self._items: dict[int, tuple[list[int], int]] = {
+            key: (catalog["genre_rows"][offsets[index] : offsets[index + 1]].tolist(), int(catalog["year_rows"][index]))
+            for index, key in enumerate(catalog["item_keys"].tolist())
+        }
+
+    @classmethod
+    def from_weights(cls, source: WeightSource) -> Self:
+        """Build from a weights version."""
+        return cls(source)
+
+    def rank(
+        self,
+        user: EntityId,
+        candidates: Sequence[EntityId],
+        history: UserHistory,
+        surface: str,
+        as_of_s: int,
+        tier: str,
+        limit: int,
+        spec_vectors: Floats | None = None,
+        spec_levels: npt.NDArray[np.int8] | None = None,
+        *,
+        missing_shards: Sequence[int] = (),
+        num_shards: int = 1,
+        cold_start: bool = False,
+    ) -> OracleAnswer:
+        """Say what the answer to a request is.
+
+        Args:
+            user: Raw user id.
+            candidates: C raw ids.
+            history: Events before ``as_of_s`` and the profile.
+            surface: Surface name.
+            as_of_s: Request time, seconds since the epoch.
+            tier: Ranking tier.
+            limit: K.
+            spec_vectors: float32 [C, E], speculative embeddings that the mesh used.
+            spec_levels: int8 [C], their levels, 0 for none.
+            missing_shards: Shards whose rows the mesh replaced by the out-of-vocabulary row.
+            num_shards: Shards in all.
+            cold_start: Whether the mesh used the state of an unknown user.
+        """
+        pooled = self._pool(candidates, set(missing_shards), num_shards)
+        keys = [id_key(candidate) for candidate in candidates]
+        extra = self._speculative_tokens(len(candidates), spec_vectors, spec_levels)
+        user_side = self._user_side(user, history, surface, as_of_s, cold_start)
+        first, full, _ = self._logits(pooled, extra, user_side)
+        first_scores, full_scores = self._scores(first, "first"), self._scores(full, "full")
+        first_values, full_values = self._values(first_scores), self._values(full_scores)
+        by_first = sorted(range(len(keys)), key=lambda c: (-first_values[c], keys[c]))
+        head_max = self.config.tiers[tier].head_max
+        head = sorted(by_first[:head_max], key=lambda c: (-full_values[c], keys[c]))
+        in_head = np.isin(np.arange(len(keys)), head)
+        return OracleAnswer(
+            order=np.array((head + by_first[head_max:])[:limit], np.int64),
+            scores=np.where(in_head[:, None], full_scores, first_scores),
+            values=np.where(in_head, full_values, first_values),
+            full_pass=in_head,
+            first_values=first_values,
+            first_scores=first_scores,
+            full_values=full_values,
+            full_scores=full_scores,
+            keys=np.array(keys, np.int64),
+            head_max=head_max,
+        )
+
+    def embed(
+        self, user: EntityId, candidates: Sequence[EntityId], history: UserHistory, surface: str, as_of_s: int
+    ) -> Floats:
+        """Return the speculative embedding of every candidate: float32 [C, E]."""
+        extra = self._speculative_tokens(len(candidates), None, None)
+        side = self._user_side(user, history, surface, as_of_s, False)
+        return self._logits(self._pool(candidates, set(), 1), extra, side)[2].numpy()
+
+    # ------------------------------------------------------------------------------------------------ inputs
+
+    def _row(self, table: str, value: EntityId) -> int:
+        return self._rows[table].get(id_key(value), 0)
+
+    def _pool(self, candidates: Sequence[EntityId], missing: set[int], num_shards: int) -> Tensor:
+        """Return pooled candidate embeddings [C, F, D], rows of missing shards replaced by row 0."""
+        tables = list(dict.fromkeys(feature.table for feature in self.config.candidate_features))
+        whole = [table for table in tables if self.config.table(table).placement == "table_wise"]
+
+        def vector(table: str, row: int) -> Tensor:
+            shard = whole.index(table) % num_shards if table in whole else row % num_shards
+            return self._tables[table][0 if shard in missing else row]
+
+        rows = []
+        for candidate in candidates:
+            genres, year = self._items.get(id_key(candidate), ([], 0))
+            ids = {"item_id": [self._row("item", candidate)], "genres": genres, "year": [year]}
+            for feature in self.config.candidate_features:
+                vectors = [vector(feature.table, row) for row in ids[feature.name]]
+                rows.append(sum(vectors, torch.zeros(self.config.width)) / max(len(vectors), 1))
+        return torch.stack(rows).view(len(candidates), -1, self.config.width)
+
+    def _speculative_tokens(self, count: int, vectors: Floats | None, levels: npt.NDArray[np.int8] | None) -> Tensor:
+        presence = self._dense["network.presence"]
+        if vectors is None or levels is None:
+            return presence[0].repeat(count, 1)
+        projected = torch.tensor(vectors) @ self._dense["network.speculative.weight"].T
+        return projected + presence[torch.tensor(levels.astype(np.int64))]
+
+    def _user_side(
+        self, user: EntityId, history: UserHistory, surface: str, as_of_s: int, cold: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the request tokens before the summaries [R, D] and the history tokens [T, D] of one request."""
+        config = self.config
+        if cold:
+            history = UserHistory.empty()
+        values: dict[str, EntityId] = {} if cold else {**history.profile, "user_id": user, "surface": surface}
+        tokens = []
+        for feature in config.request_features:
+            value = values.get(feature.name, "")
+            if feature.prefix_length is not None:
+                value = str(value)[: feature.prefix_length]
+            row = self._row(feature.table, value) if value != "" else 0
+            tokens.append(self._tables[feature.table][row])
+        start = max(len(history) - config.history_length, 0)
+        weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
+        gaps = [max(as_of_s - int(time), 0) for time in history.timestamps_s[start:]]
+        dense = torch.tensor(_dense_features(weights, gaps, history.num_total), dtype=torch.float32)
+        hidden = torch.relu(self._dense["network.dense.0.weight"] @ dense)
+        made = (self._dense["network.dense.2.weight"] @ hidden).view(-1, config.width)
+        return torch.cat([torch.stack(tokens), made]), self._history_tokens(history.item_keys[start:], weights, gaps)
+
+    def _history_tokens(self, item_keys: npt.NDArray[np.int64], weights: list[float], gaps: list[int]) -> Tensor:
+        buckets = self._dense["network.encoder.events.buckets"]
+        num_positions = self.config.encoder.position_buckets
+        num_gaps = len(buckets) - 11 - num_positions
+        events = []
+        for index, key in enumerate(item_keys.tolist()):
+            row = self._rows["item"].get(key, 0)
+            token = self._tables["item"][row].clone()
+            genres = self._items[key][0] if row else []
+            if self.config.encoder.genre_events and genres:
+                token += sum(self._tables["genre"][genre] for genre in genres) / len(genres)
+            token += buckets[round(weights[index] * 2)]
+            # Two buckets an octave from 2 seconds on; the epsilon keeps exact powers of two in their own bucket.
+            octaves = math.floor(2 * math.log2(gaps[index]) + 1e-12) - 1 if gaps[index] > 1 else 0
+            token += buckets[11 + min(max(octaves, 0), num_gaps - 1)]
+            if num_positions:
+                token += buckets[11 + num_gaps + min(len(item_keys) - 1 - index, num_positions - 1)]
+            events.append(token)
+        return torch.cat([self._dense["network.encoder.summaries"], *(event[None] for event in events)])
+
+    # ------------------------------------------------------------------------------------------------ network
+
+    def _logits(self, pooled: Tensor, extra: Tensor, user_side: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return first-pass logits, full-pass logits and speculative embeddings of all pairs, some pairs at a time."""
+        parts = [
+            self._forward(pooled[begin : begin + _PAIRS_AT_ONCE], extra[begin : begin + _PAIRS_AT_ONCE], *user_side)
+            for begin in range(0, len(pooled), _PAIRS_AT_ONCE)
+        ]
+        first, full, embedding = (torch.cat(part) for part in zip(*parts, strict=True))
+        return first, full, embedding
+
+    @torch.inference_mode()
+    def _forward(
+        self, pooled: Tensor, extra: Tensor, user_tokens: Tensor, history: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count = len(pooled)
+        request = user_tokens.repeat(count, 1, 1)
+        history = history.repeat(count, 1, 1)
+        candidate = torch.cat([pooled, extra[:, None]], dim=1)
+        for layer in range(self.config.num_layers):
+            history = self._encode(layer, history)
+            if layer == 0:
+                request = torch.cat([request, history[:, : self.config.encoder.num_summaries]], dim=1)
+            request, candidate = self._interact(layer, request, candidate, history)
+        flat = self._norm("first.norm", request).flatten(1)
+        users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
+        first = (users * self._linear("first.item", pooled.flatten(1))[:, None]).sum(2)
+        hidden = torch.relu(
+            self._linear("heads.hidden", candidate.flatten(1)) + self._linear("heads.cross", request.flatten(1))
+        )
+        return first, self._linear("heads.logits", hidden), torch.tanh(self._linear("heads.speculative", hidden))
+
+    def _encode(self, layer: int, tokens: Tensor) -> Tensor:
+        name = f"encoder.layers.{layer}"
+        query, key, value = self._linear(f"{name}.query_key_value", self._norm(f"{name}.norm_attention", tokens)).chunk(
+            3, 2
+        )
+        tokens = tokens + self._linear(f"{name}.attention_out", self._attend(query, key, value))
+        hidden = torch.relu(self._linear(f"{name}.up", self._norm(f"{name}.norm_feed_forward", tokens)))
+        return tokens + self._linear(f"{name}.down", hidden)
+
+    def _interact(self, layer: int, request: Tensor, candidate: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        name, own, other = f"layers.{layer}", f"layers.{layer}.request", f"layers.{layer}.candidate"
+        seen = self._norm(f"encoder.layers.{layer}.norm_out", history)
+        key, value = self._linear(f"encoder.layers.{layer}.key_value", seen).chunk(2, 2)
+        inputs = torch.cat([request, candidate], dim=1)
+        queries = self._triangular(name, "query_tokens") @ inputs
+        num_own = self.config.request_group.num_queries
+        answers = []
+        for part, group in ((queries[:, :num_own], own), (queries[:, num_own:], other)):
+            attended = self._attend(self._linear(f"{group}.query", part), key, value)
+            answers.append(self._linear(f"{group}.attention_out", attended))
+        tokens = torch.cat([request, answers[0], candidate, answers[1]], dim=1)
+        num_request = request.shape[1] + num_own
+        mixtures = self._triangular(name, "mixtures") @ tokens
+        num_mixtures = self.config.request_group.num_mixtures
+        # The whole X (X^T Y); the group mask keeps request rows with request mixtures and candidate rows with theirs.
+        products = tokens @ mixtures.transpose(1, 2)
+        own_products = self._norm(f"{own}.norm_products", products[:, :num_request, :num_mixtures].flatten(1))
+        other_products = self._norm(f"{other}.norm_products", products[:, num_request:, num_mixtures:].flatten(1))
+        own_hidden = torch.relu(self._linear(f"{own}.up", own_products))
+        other_hidden = torch.relu(
+            self._linear(f"{other}.up", other_products) + self._linear(f"{name}.cross_up", own_products)
+        )
+        linear = self._triangular(name, "linear") @ tokens
+        num_linear = self.config.request_group.num_linear_tokens
+        return (
+            self._close(own, request, own_hidden, linear[:, :num_linear]),
+            self._close(other, candidate, other_hidden, linear[:, num_linear:]),
+        )
+
+    def _close(self, group: str, inputs: Tensor, hidden: Tensor, linear: Tensor) -> Tensor:
+        mlp = self._linear(f"{group}.down", hidden).view(len(hidden), -1, self.config.width)
+        residual = self._dense.get(f"network.{group}.residual")
+        return self._norm(
+            f"{group}.norm", torch.cat([mlp, linear], dim=1) + (inputs if residual is None else residual @ inputs)
+        )
+
+    def _triangular(self, layer: str, name: str) -> Tensor:
+        """Return a token map as one block lower triangular matrix over both groups."""
+        request = self._dense[f"network.{layer}.request.{name}"]
+        cross = self._dense[f"network.{layer}.cross_{name}"]
+        candidate = self._dense[f"network.{layer}.candidate.{name}"]
+        zeros = torch.zeros(request.shape[0], candidate.shape[1])
+        return torch.cat([torch.cat([request, zeros], dim=1), torch.cat([cross, candidate], dim=1)])
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        width = self.config.width // self.config.encoder.num_heads
+        heads = []
+        for head in range(self.config.encoder.num_heads):
+            part = slice(head * width, (head + 1) * width)
+            logits = query[:, :, part] @ key[:, :, part].transpose(1, 2) / math.sqrt(width)
+            heads.append(torch.softmax(logits, dim=2) @ value[:, :, part])
+        return torch.cat(heads, dim=2)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self._dense[f"network.{name}.weight"].T
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + _NORM_EPSILON) * self._dense[f"network.{name}.weight"]
+
+    # ------------------------------------------------------------------------------------------------ scores
+
+    def _scores(self, logits: Tensor, which: str) -> Floats:
+        scale, offset = self._dense[f"calibration.{which}"]
+        click, conversion = torch.sigmoid(logits * scale + offset).unbind(1)
+        return torch.stack([click, click * conversion], dim=1).numpy()
+
+    def _values(self, scores: Floats) -> Floats:
+        weights = self.config.objective_weights
+        value = scores[:, 0] * np.float32(weights["click"]) + scores[:, 1] * np.float32(weights["conversion"])
+        return np.asarray(value, np.float32)
+
+
+def _dense_features(weights: list[float], gaps: list[int], num_total: int) -> list[float]:
+    count = len(weights)
+    newest = weights[-10:]
+    mean = sum(weights) / max(count, 1)
+    variance = sum((weight - mean) ** 2 for weight in weights) / max(count, 1)
+    return [
+        math.log1p(num_total) / 8,
+        mean / 5,
+        math.sqrt(variance) / 2,
+        sum(weight >= 4 for weight in weights) / max(count, 1),
+        sum(weight >= 5 for weight in weights) / max(count, 1),
+        sum(newest) / max(len(newest), 1) / 5,
+        sum(weight >= 4 for weight in newest) / max(len(newest), 1),
+        math.log(max(min(gaps, default=0), 1)) / 16,
+        math.log(max(max(gaps, default=0), 1)) / 16,
+        sum(gap <= 3600 for gap in gaps) / max(count, 1),
+        float(count > 0),
+    ]
+
+
+def tolerance(config: RankerConfig) -> float:
+    """Return how far a score may be from the oracle's: c * eps(float32) * sqrt(K).
+
+    K is the longest sum of a layer. c is 64: some 10 layers follow one another, a norm may blow an error up by a few
+    times, and a sigmoid damps the last step by 4. Measured errors are under a quarter of it.
+    """
+    length = max(
+        config.width * max(config.request_group.num_tokens, config.candidate_group.num_tokens),
+        config.history_length + config.encoder.num_summaries,
+    )
+    return float(64 * np.finfo(np.float32).eps * math.sqrt(length))
+
+
+def compare(answer: OracleAnswer, response: Ranked, tolerance: float) -> list[str]:
+    """List in which ways a response is not the oracle's answer; an empty list means that it is.
+
+    Within the tolerance two candidates of equal value may swap, at the edge of the head and of the answer too;
+    everything else is a difference.
+
+    Args:
+        answer: The oracle's.
+        response: What came back.
+        tolerance: How far a score or value may be off, see ``tolerance``.
+    """
+    order = np.asarray(response.order, np.int64)
+    if len(order) != len(answer.order):
+        return [f"answer has {len(order)} candidates, must have {len(answer.order)}"]
+    if len(np.unique(order)) != len(order) or (len(order) and not 0 <= order.min() <= order.max() < len(answer.keys)):
+        return ["order repeats candidates or names some that were not asked"]
+    differences = []
+    full = np.asarray(response.full_pass, np.bool_)
+    expected = np.where(full[:, None], answer.full_scores[order], answer.first_scores[order])
+    wrong_pass = full != answer.full_pass[order]
+    for position in order[wrong_pass & ~_near_head_edge(answer, order, tolerance)].tolist():
+        differences.append(f"candidate {position} was scored by the wrong pass")
+    error = np.abs(response.scores.astype(np.float64) - expected)
+    for rank, objective in zip(*np.nonzero(~(error <= tolerance)), strict=True):
+        differences.append(
+            f"candidate {order[rank]} objective {objective}: {response.scores[rank, objective]!r}, must be {expected[rank, objective]!r}"
+        )
+    return differences + _order_differences(answer, response, order, full, tolerance)
+
+
+def _near_head_edge(answer: OracleAnswer, order: npt.NDArray[np.int64], tolerance: float) -> npt.NDArray[np.bool_]:
+    if not 0 < answer.head_max < len(answer.keys):
+        return np.zeros(len(order), np.bool_)
+    edge = np.sort(answer.first_values)[::-1][answer.head_max - 1 : answer.head_max + 1]
+    values = answer.first_values[order]
+    return np.asarray((values <= edge.max() + tolerance) & (values >= edge.min() - tolerance))
+
+
+def _order_differences(
+    answer: OracleAnswer,
+    response: Ranked,
+    order: npt.NDArray[np.int64],
+    full: npt.NDArray[np.bool_],
+    tolerance: float,
+) -> list[str]:
+    differences = []
+    values = np.asarray(response.values, np.float64)
+    for rank in range(1, len(order)):
+        if full[rank - 1] != full[rank]:
+            if full[rank]:
+                differences.append(f"rank {rank}: a candidate of the full pass follows one of the first pass")
+            continue
+        before, after = (values[rank - 1], -answer.keys[order[rank - 1]]), (values[rank], -answer.keys[order[rank]])
+        if not before > after:
+            differences.append(f"rank {rank}: value {after[0]!r} must not follow {before[0]!r}")
+    # Whoever stands at a rank must be worth what the oracle's candidate there is worth.
+    mine = np.where(full, answer.full_values[order], answer.first_values[order])
+    theirs = answer.values[answer.order]
+    for rank in np.flatnonzero(~(np.abs(mine - theirs) <= 2 * tolerance)).tolist():
+        differences.append(f"rank {rank}: candidate {order[rank]} stands where {answer.order[rank]} must")
+    return differences
