@@ -91,6 +91,7 @@ class Flow:
             if leg.error is None or is_second:
                 return None
             repaired = await self.inputs.repair()
+            self.gathered_s = self._clock.monotonic_s()
             if not (repaired or leg.error.retryable) or is_past(end_s, self._clock):
                 return None
             self._num_retries += 1

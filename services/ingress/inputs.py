@@ -20,7 +20,7 @@ from services.ingress.config import StageBudgets
 from services.ingress.job import Marks, RankJob, Stations
 from services.ingress.leg import Leg, all_ended, is_past
 from shared.clock import Clock
-from shared.errors import StageUnavailableError
+from shared.errors import RankMeshError, StageUnavailableError
 from shared.handle import Call, Handle
 from shared.schema.features import PreprocessTask
 from shared.schema.user import EncodeTask
@@ -67,7 +67,7 @@ class Inputs:
         await self._await_optional()
 
     async def repair(self) -> bool:
-        """Find the inputs that failed; start each once more, or go on without it.
+        """Find the inputs that failed; start each once more, and go on without those that fail again.
 
         Returns:
             Whether any input was broken.
@@ -75,23 +75,21 @@ class Inputs:
         Raises:
             RankMeshError: the features failed and another attempt cannot help.
         """
-        error = await self.features.failure(self._end_s)
-        if error is not None:
-            if not error.retryable or self.features.retried or self._is_late():
-                raise error
-            self._restart_features()
+        was_broken = False
+        while broken := await self._broken():
+            was_broken = True
+            for leg, error in broken:
+                may_retry = error.retryable and not leg.retried and not self._is_late()
+                if leg is self.features:
+                    if not may_retry:
+                        raise error
+                    self._restart_features()
+                elif may_retry:
+                    self._restart(leg)
+                else:
+                    self._drop(leg, f"{error.code}: {error.message}")
             await self.gather()
-            return True
-        legs = list(self._optional())
-        errors = await asyncio.gather(*(leg.failure(self._end_s) for leg in legs))
-        broken = [(leg, error) for leg, error in zip(legs, errors, strict=True) if error is not None]
-        for leg, error in broken:
-            if error.retryable and not leg.retried and not self._is_late():
-                self._restart(leg)
-            else:
-                self._drop(leg, f"{error.code}: {error.message}")
-        await self._await_optional()
-        return bool(broken)
+        return was_broken
 
     def calls(self) -> tuple[Call[object] | None, ...]:
         """Return what a ranking call takes after its task: features, state, spec and the rows of every shard."""
@@ -180,6 +178,15 @@ class Inputs:
             if leg is not None:
                 yield leg
 
+    async def _broken(self) -> list[tuple[Leg, RankMeshError]]:
+        """Return the inputs that failed; the features alone when they did, since what is chained on them cannot be well."""
+        for legs in ([self.features], list(self._optional())):
+            unknown = [leg for leg in legs if not leg.is_sound]
+            errors = await asyncio.gather(*(leg.failure(self._end_s) for leg in unknown))
+            if broken := [(leg, error) for leg, error in zip(unknown, errors, strict=True) if error is not None]:
+                return broken
+        return []
+
     def _is_late(self) -> bool:
         return is_past(self._end_s, self._clock)
 
@@ -196,7 +203,7 @@ class Inputs:
                 raise self._job.deadline.error("preprocess")
             message = f"preprocess did not answer within {self._budgets.preprocess_ms:.0f} ms, twice"
             raise StageUnavailableError(message, stage="preprocess")
-        self.features_s = self._clock.monotonic_s()
+        self.features_s = self.features.ended_s or self._clock.monotonic_s()
 
     def _limit(self, leg: Leg) -> tuple[float, float]:
         """Return a stage's own budget in milliseconds, and the monotonic second at which it ends for this call."""

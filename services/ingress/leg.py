@@ -27,6 +27,7 @@ class Leg:
         self.name = name
         self.call = call
         self.retried = False
+        self.is_sound = False  # known to have a value; asking costs a fetch, so it is asked once
         self.started_s = clock.monotonic_s()
         self.ended_s: float | None = None
         self.value: Any = None
@@ -50,7 +51,9 @@ class Leg:
         try:
             await wait_until([asking], until_s, self._clock)
             if asking.done():
-                return asking.result()
+                error: RankMeshError | None = asking.result()
+                self.is_sound = error is None
+                return error
             return StageUnavailableError(f"{self.name} did not answer", stage=self.name)
         finally:
             asking.cancel()
