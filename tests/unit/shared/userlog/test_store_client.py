@@ -1,0 +1,259 @@
+"""Outages, late answers and cancelled commands: no answer ever reaches another caller, every failure is mapped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shared.errors import ConfigError, StoreUnavailableError
+from shared.schema.api import Event
+from shared.userlog import AppendResult, EmbeddedStore, StoreConfig, UserLoad, connect
+from shared.userlog.client import StoreClient, guard
+from shared.userlog.redis_log import RedisUserLog, UserLogConfig
+from shared.userlog.scripts import APPEND, READ
+from tests.helpers.tcp_proxy import TcpProxy
+
+MakeEvent = Callable[..., Event]
+
+LATER = 2**40
+
+
+def port_of(server: EmbeddedStore) -> int:
+    port = urlsplit(server.url).port
+    assert port is not None
+    return port
+
+
+def store_config(proxy: TcpProxy, **changes: int) -> StoreConfig:
+    return StoreConfig.model_validate({"url": f"redis://127.0.0.1:{proxy.port}/0", "retries": 0, **changes})
+
+
+async def test_cancelled_commands_never_shift_the_answers(server: EmbeddedStore, namespace: str) -> None:
+    """The bug that redis-py once had (issues 2624, 2665): a cancelled command left its reply to the next caller."""
+    rng = random.Random(11)
+    config = UserLogConfig(namespace=namespace, timeout_ms=5_000)
+    async with TcpProxy(port_of(server), lambda: rng.random() * 0.003) as proxy:
+        client = connect(store_config(proxy, connections_max=4, pool_wait_ms=5_000))
+        log = RedisUserLog(client, config)
+        users = range(20)
+        await log.load_many([UserLoad(u, *_history(u), {"user": str(u)}) for u in users])
+        outcomes = {"right": 0, "cancelled": 0}
+
+        async def read(user: int) -> None:
+            try:
+                history = await log.read(user, LATER, 10)
+                assert history.profile == {"user": str(user)}
+                assert history.item_keys.tolist() == [user] * 3
+                await log.append([Event(event_id="1", user_id=user, item_id=user, weight=1.0, timestamp_s=1)])
+                outcomes["right"] += 1
+            except asyncio.CancelledError:
+                outcomes["cancelled"] += 1
+                raise
+
+        for _ in range(8):
+            tasks = [asyncio.create_task(read(rng.choice(users))) for _ in range(24)]
+            loop = asyncio.get_running_loop()
+            for task in rng.sample(tasks, 12):
+                loop.call_later(rng.random() * 0.02, task.cancel)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            wrong = [result for result in results if isinstance(result, Exception)]
+            assert not wrong
+        assert min(outcomes.values()) >= 20, outcomes  # both happened often, or the test shows nothing
+        # No connection was lost from the pool either: four at once still get through.
+        proxy.reply_delay_s = lambda: 0.0
+        await asyncio.gather(*(read(user) for user in users))
+        assert proxy.num_connections > 4  # cancelled commands did cost their connections
+        await client.aclose()
+
+
+def _history(
+    user: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64], list[int | str]]:
+    return np.full(3, user, np.int64), np.ones(3, np.float32), np.arange(3, dtype=np.int64) + 1, [1, 2, 3]
+
+
+async def test_a_late_answer_is_a_store_error_and_harms_nobody(server: EmbeddedStore, namespace: str) -> None:
+    async with TcpProxy(port_of(server)) as proxy:
+        client = connect(store_config(proxy))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=200))
+        await log.append([Event(event_id="a", user_id=1, item_id=1, weight=1, timestamp_s=1)])
+        await log.append([Event(event_id="b", user_id=2, item_id=2, weight=1, timestamp_s=1)])
+        await log.read(1, LATER, 5)
+        slow = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=20))
+        proxy.reply_delay_s = lambda: 0.1
+        with pytest.raises(
+            StoreUnavailableError, match="read user log: the store did not answer within 20 ms"
+        ) as caught:
+            await slow.read(1, LATER, 5)
+        assert caught.value.context == {"timeout_ms": 20}
+        assert caught.value.retryable
+        proxy.reply_delay_s = lambda: 0.0
+        assert (await log.read(2, LATER, 5)).item_keys.tolist() == [2]
+        await client.aclose()
+
+
+async def test_an_outage_is_a_store_error_and_passes(server: EmbeddedStore, namespace: str, event: MakeEvent) -> None:
+    async with TcpProxy(port_of(server)) as proxy:
+        client = connect(store_config(proxy))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=5_000))
+        await log.append([event("a", 1)])
+        proxy.up = False
+        await proxy.cut()
+        for call in (log.append([event("b", 2)]), log.read(1, LATER, 5), log.delete(1), log.check()):
+            with pytest.raises(StoreUnavailableError, match="ConnectionError"):
+                await call
+        with pytest.raises(StoreUnavailableError, match="ConnectionError"):
+            await log.load_many([UserLoad(1, *_history(1), {})])
+        proxy.up = True
+        await log.check()
+        assert await log.append([event("a", 1), event("b", 2)]) == AppendResult(appended=1, duplicates=1)
+        await client.aclose()
+
+
+async def test_a_broken_connection_is_replaced_within_the_call(
+    server: EmbeddedStore, namespace: str, event: MakeEvent
+) -> None:
+    async with TcpProxy(port_of(server)) as proxy:
+        client = connect(store_config(proxy, retries=1))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=5_000))
+        await log.append([event("a", 1)])
+        await proxy.cut()
+        assert (await log.read(1, LATER, 5)).num_total == 1
+        await client.aclose()
+
+
+async def test_nothing_listens(namespace: str) -> None:
+    client = connect(StoreConfig(url="redis://:hunter2@127.0.0.1:1/0", retries=0))
+    with pytest.raises(StoreUnavailableError, match="ping store: ConnectionError") as caught:
+        await RedisUserLog(client, UserLogConfig(namespace=namespace)).check()
+    assert "hunter2" not in str(caught.value)
+    await client.aclose()
+
+
+async def test_a_full_pool_makes_callers_wait_and_then_fail(server: EmbeddedStore, namespace: str) -> None:
+    async with TcpProxy(port_of(server)) as proxy:
+        client = connect(store_config(proxy, connections_max=1, pool_wait_ms=10))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=5_000))
+        await log.check()
+        proxy.reply_delay_s = lambda: 0.05
+        first = asyncio.create_task(log.check())
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailableError, match="No connection available"):
+            await log.check()
+        await first
+        await client.aclose()
+
+
+async def test_scripts_that_the_server_lost_are_sent_again(
+    client: StoreClient, redis_log: RedisUserLog, event: MakeEvent
+) -> None:
+    for script in (APPEND, READ):
+        assert await client.script_load(script.text) in (script.sha, script.sha.encode())
+    await client.script_flush()
+    events = [event("a", 1, user=user) for user in range(5)]
+    assert await redis_log.append(events) == AppendResult(appended=5)
+    await client.script_flush()
+    assert (await redis_log.read(1, LATER, 5)).num_total == 1
+    await client.script_flush()
+    result = await redis_log.load_many([UserLoad(9, *_history(9), {"a": "b"}), UserLoad(8, *_history(8), {})])
+    assert result == AppendResult(appended=6)
+    assert (await redis_log.read(9, LATER, 5)).profile == {"a": "b"}
+
+
+async def test_append_is_one_round_trip_for_many_users(server: EmbeddedStore, namespace: str, event: MakeEvent) -> None:
+    num_replies = 0
+
+    def count() -> float:
+        nonlocal num_replies
+        num_replies += 1
+        return 0.0
+
+    async with TcpProxy(port_of(server), count) as proxy:
+        client = connect(store_config(proxy))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, batch_users_max=50, timeout_ms=5_000))
+        await log.append([event("a", 1)])
+        await log.read(1, LATER, 5)
+        num_replies = 0
+        await log.append([event(f"e{n}", n, user=n % 50) for n in range(200)])
+        assert num_replies == 1
+        num_replies = 0
+        await log.append([event(f"f{n}", n, user=n) for n in range(51)])
+        assert num_replies == 2
+        num_replies = 0
+        await log.read(1, LATER, 5)
+        assert num_replies == 1
+        await client.aclose()
+
+
+async def test_a_refusal_of_the_server_is_a_store_error(
+    client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
+) -> None:
+    await client.sadd(f"{namespace}:{{i1}}:log1", "x")
+    with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+        await redis_log.append([event("a", 1)])
+    with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+        await redis_log.read(1, LATER, 5)
+    await client.set(f"{namespace}:{{i2}}:profile", "x")
+    with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+        await redis_log.load_many([UserLoad(2, *_history(2), {"a": "b"})])
+
+
+async def test_a_damaged_log_is_not_decoded(
+    client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
+) -> None:
+    await redis_log.append([event("a", 1)])
+    await client.append(f"{namespace}:{{i1}}:log1", b"x")
+    with pytest.raises(StoreUnavailableError, match="user log is damaged: 29 bytes"):
+        await redis_log.read(1, LATER, 5)
+    with pytest.raises(StoreUnavailableError, match="user log is damaged: 29 bytes"):
+        await redis_log.append([event("b", 2)])
+
+
+async def test_a_log_in_the_store_is_cut_only_past_its_slack(
+    client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
+) -> None:
+    lengths = []
+    for time in range(12):
+        await redis_log.append([event(f"e{time}", time)])
+        lengths.append(await client.strlen(f"{namespace}:{{i1}}:log1") // 28)
+    assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 6, 7, 8, 6]
+
+
+async def test_two_namespaces_share_a_store(client: StoreClient, namespace: str, event: MakeEvent) -> None:
+    one = RedisUserLog(client, UserLogConfig(namespace=f"{namespace}-a"))
+    other = RedisUserLog(client, UserLogConfig(namespace=f"{namespace}-b"))
+    await one.append([event("a", 1)])
+    assert (await other.read(1, LATER, 5)).num_total == 0
+
+
+async def test_load_of_one_user(redis_log: RedisUserLog) -> None:
+    items, weights, times, ids = _history(4)
+    assert await redis_log.load(4, items, weights, times, ids, {"a": "b"}) == AppendResult(appended=3)
+
+
+async def test_a_foreign_timeout_of_the_caller_stays_the_callers(redis_log: RedisUserLog) -> None:
+    """A deadline around the call ends it as a timeout of the caller, not as a failure of the store."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await guard(asyncio.sleep(5), 5_000, "sleep")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        StoreConfig(url="http://user:hunter2@host"),
+        StoreConfig(url="redis://user:hunter2@host:port"),
+        StoreConfig(topology="sentinel"),
+    ],
+)
+def test_configuration_that_cannot_be_used(config: StoreConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(config)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(caught.value.context)
