@@ -41,7 +41,9 @@ def load_config(cls: type[ConfigT], path: Path, overrides: dict[str, Any] | None
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}", field="path", value=str(path)) from error
+        raise ConfigError(
+            f"cannot read configuration {path}: {error.strerror}", field="path", value=str(path)
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", field="path", value=str(path)) from error
     if not isinstance(document, dict):

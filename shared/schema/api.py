@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+)
 
 from shared.config import Config
 from shared.hashing import ID_MAX
@@ -87,7 +97,10 @@ class RankRequest(_Body):
         None, ge=1, le=CANDIDATES_CEILING, description="how many candidates to return, default from the deployment"
     )
     timestamp_s: StrictInt | None = Field(
-        None, ge=0, le=TIMESTAMP_MAX_S, description="request time, seconds since the epoch; default now. Only earlier events count"
+        None,
+        ge=0,
+        le=TIMESTAMP_MAX_S,
+        description="request time, seconds since the epoch; default now. Only earlier events count",
     )
     deadline_ms: StrictInt | None = Field(None, ge=1, description="time budget; default and bounds from the deployment")
     tier: Name = Field("auto", description="auto, or the name of a ranking tier to force")
@@ -126,7 +139,9 @@ class RankResponse(_Body):
     candidates: list[RankedCandidate]
     num_candidates: int
     history_length: int
-    degraded: list[str] = Field(description="stations whose part was replaced, e.g. embedding:1; empty when the answer is whole")
+    degraded: list[str] = Field(
+        description="stations whose part was replaced, e.g. embedding:1; empty when the answer is whole"
+    )
     reasons: dict[str, str] = Field(description="why, by station of `degraded`")
     num_oov: dict[str, int] = Field(description="ids by feature that the model does not know")
     stages: list[StageTime]
@@ -139,7 +154,9 @@ class Event(_Body):
     event_id: Token = Field(description="makes the append idempotent: the same id of a user is kept once")
     user_id: ApiId
     item_id: ApiId
-    weight: StrictFloat | StrictInt = Field(ge=0, le=1e6, description="what it is worth to the model, here the rating 0.5 to 5")
+    weight: StrictFloat | StrictInt = Field(
+        ge=0, le=1e6, description="what it is worth to the model, here the rating 0.5 to 5"
+    )
     timestamp_s: StrictInt = Field(ge=0, le=TIMESTAMP_MAX_S)
 
 
@@ -154,7 +171,9 @@ class EventsResponse(_Body):
 
     appended: int
     duplicates: int = Field(description="events whose id the user's log already holds")
-    buffered: int = Field(description="events kept in memory because the store is out of reach; they are written when it is back")
+    buffered: int = Field(
+        description="events kept in memory because the store is out of reach; they are written when it is back"
+    )
 
 
 class ErrorBody(_Body):
@@ -163,5 +182,3 @@ class ErrorBody(_Body):
     code: str
     message: str
     context: dict[str, str | int | float | bool | None]
-
-

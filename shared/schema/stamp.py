@@ -33,4 +33,6 @@ def check_version(asked: str, held: str, station: str) -> None:
         VersionMismatchError: ``asked`` differs from ``held``.
     """
     if asked != held:
-        raise VersionMismatchError(f"{station} holds weights {held}, asked for {asked}", asked=asked, held=held, station=station)
+        raise VersionMismatchError(
+            f"{station} holds weights {held}, asked for {asked}", asked=asked, held=held, station=station
+        )
