@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from models.source import WeightSource
 from models.stations import TableShard
@@ -21,7 +21,8 @@ class EmbeddingService:
 
     Args:
         config: Configuration.
-        source: Weights version: the tables.
+        tables: This shard's part of the tables of a weights version.
+        version: That version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -30,7 +31,8 @@ class EmbeddingService:
     def __init__(
         self,
         config: EmbeddingConfig,
-        source: WeightSource,
+        tables: TableShard,
+        version: str,
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
@@ -38,10 +40,18 @@ class EmbeddingService:
         self.station = f"embedding:{config.shard}"
         self.meter = Meter(self.station, replica, clock, logger)
         self._shard = config.shard
-        self._tables = TableShard(source, config.shard, config.num_shards)
-        self._version = source.version
+        self._tables = tables
+        self._version = version
         self._clock = clock
         self._replica = replica
+
+    @classmethod
+    def from_weights(
+        cls, config: EmbeddingConfig, source: WeightSource, clock: Clock, replica: str, logger: JsonLogger | None = None
+    ) -> Self:
+        """Build a replica from a weights version."""
+        tables = TableShard(source, config.shard, config.num_shards)
+        return cls(config, tables, source.version, clock, replica, logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
         """Return the rows of a request that this shard owns.

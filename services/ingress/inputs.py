@@ -179,7 +179,7 @@ class Inputs:
                 yield leg
 
     async def _broken(self) -> list[tuple[Leg, RankMeshError]]:
-        """Return the inputs that failed; the features alone when they did, since what is chained on them cannot be well."""
+        """Return the inputs that failed; the features alone when they did, since what hangs on them cannot be well."""
         for legs in ([self.features], list(self._optional())):
             unknown = [leg for leg in legs if not leg.is_sound]
             errors = await asyncio.gather(*(leg.failure(self._end_s) for leg in unknown))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from models.features import FeatureExtractor
 from models.source import WeightSource
@@ -23,7 +23,8 @@ class PreprocessService:
 
     Args:
         config: Configuration.
-        source: Weights version: vocabulary and catalog.
+        extractor: Vocabulary and catalog of a weights version.
+        version: That version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -32,17 +33,30 @@ class PreprocessService:
     def __init__(
         self,
         config: PreprocessConfig,
-        source: WeightSource,
+        extractor: FeatureExtractor,
+        version: str,
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._extractor = FeatureExtractor.from_weights(source)
-        self._version = source.version
+        self._extractor = extractor
+        self._version = version
         self._clock = clock
         self._replica = replica
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: PreprocessConfig,
+        source: WeightSource,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> Self:
+        """Build a replica from a weights version."""
+        return cls(config, FeatureExtractor.from_weights(source), source.version, clock, replica, logger)
 
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
         """Turn the candidates of one request into a feature batch.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,29 +29,44 @@ class RankingService:
 
     Args:
         config: Configuration.
-        source: Weights version.
+        ranker: The candidate path of a weights version.
+        version: That version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
-
-    Raises:
-        ConfigError: the model has no such tier.
     """
 
     def __init__(
-        self, config: RankingConfig, source: WeightSource, clock: Clock, replica: str, logger: JsonLogger | None = None
+        self,
+        config: RankingConfig,
+        ranker: CandidateRanker,
+        version: str,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
     ) -> None:
         self.station = f"ranking:{config.tier}"
         self.meter = Meter(self.station, replica, clock, logger)
         self._tier = config.tier
-        self._ranker = CandidateRanker.from_weights(source)
+        self._ranker = ranker
         self._worker = Worker(self.station, config.queue_max)
-        self._version = source.version
+        self._version = version
         self._clock = clock
         self._replica = replica
+
+    @classmethod
+    def from_weights(
+        cls, config: RankingConfig, source: WeightSource, clock: Clock, replica: str, logger: JsonLogger | None = None
+    ) -> Self:
+        """Build a replica from a weights version.
+
+        Raises:
+            ConfigError: the model has no such tier.
+        """
         tiers = sorted(source.json("model")["tiers"])
         if config.tier not in tiers:
             raise ConfigError(f"tier must be one of {tiers}, is {config.tier!r}", field="tier", value=config.tier)
+        return cls(config, CandidateRanker.from_weights(source), source.version, clock, replica, logger)
 
     async def rank(
         self,

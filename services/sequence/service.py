@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from models.source import WeightSource
 from models.stations import RequestEncoder
@@ -34,7 +34,9 @@ class SequenceService:
 
     Args:
         config: Configuration.
-        source: Weights version.
+        encoder: The request-only path of a weights version.
+        version: That version.
+        history_length: Newest events that the encoder reads.
         log: The user log.
         clock: Time.
         replica: Name of this replica.
@@ -44,7 +46,9 @@ class SequenceService:
     def __init__(
         self,
         config: SequenceConfig,
-        source: WeightSource,
+        encoder: RequestEncoder,
+        version: str,
+        history_length: int,
         log: UserLog,
         clock: Clock,
         replica: str,
@@ -52,14 +56,29 @@ class SequenceService:
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._encoder = RequestEncoder.from_weights(source)
-        self._history_length = int(source.json("model")["history_length"])
-        self._version = source.version
+        self._encoder = encoder
+        self._history_length = history_length
+        self._version = version
         self._log = BufferedUserLog(log, config.buffer, clock)
         self._clock = clock
         self._replica = replica
         self._worker = Worker(STATION, config.queue_max)
         self._histories = HistoryCache(config.cached_users_max)
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: SequenceConfig,
+        source: WeightSource,
+        log: UserLog,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> Self:
+        """Build a replica from a weights version."""
+        history_length = int(source.json("model")["history_length"])
+        encoder = RequestEncoder.from_weights(source)
+        return cls(config, encoder, source.version, history_length, log, clock, replica, logger)
 
     async def encode(self, task: EncodeTask) -> UserState:
         """Encode one user at one time.

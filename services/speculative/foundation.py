@@ -5,7 +5,7 @@ At this stage the foundation model is the ranker's own full network.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,8 @@ class FoundationService:
 
     Args:
         config: Configuration.
-        source: Weights version.
+        ranker: The candidate path of a weights version.
+        version: That version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -43,18 +44,31 @@ class FoundationService:
     def __init__(
         self,
         config: FoundationConfig,
-        source: WeightSource,
+        ranker: CandidateRanker,
+        version: str,
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._ranker = CandidateRanker.from_weights(source)
+        self._ranker = ranker
         self._worker = Worker(STATION, config.queue_max)
-        self._version = source.version
+        self._version = version
         self._clock = clock
         self._replica = replica
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: FoundationConfig,
+        source: WeightSource,
+        clock: Clock,
+        replica: str,
+        logger: JsonLogger | None = None,
+    ) -> Self:
+        """Build a replica from a weights version."""
+        return cls(config, CandidateRanker.from_weights(source), source.version, clock, replica, logger)
 
     async def precompute(
         self,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from models.config import RankerConfig
+from models.features import FeatureExtractor
 from models.random_weights import random_weights
 from models.source import MemorySource
+from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
 from services.ingress.config import IngressConfig
@@ -28,12 +31,43 @@ from services.speculative.service import SpeculativeService
 from services.speculative.store import EmbeddingStore
 from shared.clock import Clock, SystemClock
 from shared.handle import LocalHandle
+from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.api import RankRequest, RankResponse
 from shared.userlog import MemoryUserLog
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.fake_stations import FakeDirectory
 from tests.helpers.faulty import FaultyService
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the services are made of, built once for each weights version: building takes longer than a test."""
+
+    config: RankerConfig
+    extractor: FeatureExtractor
+    encoder: RequestEncoder
+    ranker: CandidateRanker
+    tables: tuple[TableShard, ...]
+
+    @classmethod
+    def of(cls, source: MemorySource, num_shards: int) -> Parts:
+        """Return the parts of a version, built on first use."""
+        key = (id(source), num_shards)
+        if key not in _BUILT:
+            parts = cls(
+                RankerConfig.model_validate(source.json("model")),
+                FeatureExtractor.from_weights(source),
+                RequestEncoder.from_weights(source),
+                CandidateRanker.from_weights(source),
+                tuple(TableShard(source, shard, num_shards) for shard in range(num_shards)),
+            )
+            _BUILT[key] = (source, parts)
+        return _BUILT[key][1]
+
+
+_BUILT: dict[tuple[int, int], tuple[MemorySource, Parts]] = {}
+"""The source is kept with its parts, so that its id cannot be given to another one."""
 
 
 class LocalMesh:
@@ -84,7 +118,7 @@ class LocalMesh:
         finally:
             await mesh.aclose()
 
-    async def rank(self, user: int | str, candidates: list[int], **fields: Any) -> RankResponse:
+    async def rank(self, user: EntityId, candidates: Sequence[EntityId], **fields: Any) -> RankResponse:
         """Rank through the ingress; the answer is checked against its schema."""
         request = RankRequest(user_id=user, candidates=list(candidates), **fields)
         return RankResponse.model_validate(await self.ingress.rank(request))
@@ -110,25 +144,34 @@ class LocalMesh:
                 await service.inner.aclose()
 
     def _build(self, source: MemorySource) -> dict[str, Any]:
-        clock, logger = self.clock, self._logger
-        config = RankerConfig.model_validate(source.json("model"))
-        speculative = SpeculativeConfig(width=config.speculative_width)
-        store = EmbeddingStore(self.redis, speculative, source.version, clock)
-        shards = [
-            EmbeddingConfig(shard=shard, num_shards=self.config.num_shards) for shard in range(self.config.num_shards)
-        ]
+        parts = Parts.of(source, self.config.num_shards)
+        version, clock, logger = source.version, self.clock, self._logger
+        speculative = SpeculativeConfig(width=parts.config.speculative_width)
+        store = EmbeddingStore(self.redis, speculative, version, clock)
+        length = parts.config.history_length
         return {
-            "preprocess": PreprocessService(PreprocessConfig(), source, clock, "preprocess-0", logger),
-            "sequence": SequenceService(SequenceConfig(), source, self.log, clock, "sequence-0", logger),
+            "preprocess": PreprocessService(
+                PreprocessConfig(), parts.extractor, version, clock, "preprocess-0", logger
+            ),
+            "sequence": SequenceService(
+                SequenceConfig(), parts.encoder, version, length, self.log, clock, "sequence-0", logger
+            ),
             **{
-                f"embedding:{shard.shard}": EmbeddingService(shard, source, clock, f"embedding-{shard.shard}-0", logger)
-                for shard in shards
+                f"embedding:{shard}": EmbeddingService(
+                    EmbeddingConfig(shard=shard, num_shards=self.config.num_shards),
+                    tables,
+                    version,
+                    clock,
+                    f"embedding-{shard}-0",
+                    logger,
+                )
+                for shard, tables in enumerate(parts.tables)
             },
-            "speculative": SpeculativeService(speculative, store, source.version, clock, "speculative-0", logger),
-            "foundation": FoundationService(FoundationConfig(), source, clock, "foundation-0", logger),
+            "speculative": SpeculativeService(speculative, store, version, clock, "speculative-0", logger),
+            "foundation": FoundationService(FoundationConfig(), parts.ranker, version, clock, "foundation-0", logger),
             **{
                 f"ranking:{tier.name}": RankingService(
-                    RankingConfig(tier=tier.name), source, clock, f"ranking-{tier.name}-0", logger
+                    RankingConfig(tier=tier.name), parts.ranker, version, clock, f"ranking-{tier.name}-0", logger
                 )
                 for tier in self.config.tiers
             },
