@@ -61,7 +61,7 @@ class Case:
     history: UserHistory
 
     def request(
-        self, request_id: str, *, speculative: bool, tier: str, deadline_ms: int, limit: int | None
+        self, request_id: str | None, *, speculative: bool, tier: str, deadline_ms: int, limit: int | None
     ) -> RankRequest:
         """Return the case as the body of a rank request."""
         return RankRequest(

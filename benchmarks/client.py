@@ -21,6 +21,7 @@ Outcome: TypeAlias = Literal[
     "ok", "degraded", "shed", "deadline", "unavailable", "failed", "rejected", "broken", "hung", "garbled"
 ]
 
+WIRES: tuple[Wire, ...] = ("json", "msgpack")
 CONTENT_TYPES: dict[Wire, str] = {"json": "application/json", "msgpack": "application/msgpack"}
 
 _STATUS_OUTCOMES: dict[int, Outcome] = {429: "shed", 503: "unavailable", 504: "deadline"}
@@ -59,15 +60,27 @@ class MeshClient:
         timeout_s: Longest wait for one answer; beyond it a request counts as hung.
         connections_max: Connections kept open at once.
         clock: Measures latencies.
+        transport: Replaces the network, for tests.
     """
 
-    def __init__(self, url: str, timeout_s: float, connections_max: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        connections_max: int,
+        clock: Clock,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._clock = clock
         limits = httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max)
         # trust_env off: a proxy of the user's environment has no business between us and a loopback mesh.
         self._http = httpx.AsyncClient(
-            base_url=self.url, timeout=httpx.Timeout(timeout_s), limits=limits, trust_env=False
+            base_url=self.url,
+            timeout=httpx.Timeout(timeout_s),
+            limits=limits,
+            trust_env=False,
+            transport=transport,
         )
 
     async def __aenter__(self) -> Self:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.cases import HISTORY_KINDS, HistoryKind
-from benchmarks.client import Wire
+from benchmarks.client import WIRES, Wire
 
 SIZES = (20, 200, 1000)
-WIRES: tuple[Wire, ...] = ("json", "msgpack")
 AT_ONCE = 16
 LIGHT_EVERY = 5
 UNLIMITED_EVERY = 3
@@ -43,20 +43,21 @@ class Trial:
         return f"{self.size} {self.kind} {self.wire} {'at once' if self.at_once else 'alone'} {self.tier}"
 
 
-def trial_plan(num_trials: int) -> list[Trial]:
+def trial_plan(num_trials: int, sizes: Sequence[int] = SIZES) -> list[Trial]:
     """Return trials that go through all sizes, histories and wire forms evenly, first half alone, second half at once.
 
     The tier and the limit vary with periods that share no factor with the rest, so that all combinations come up.
 
     Args:
         num_trials: At least 1.
+        sizes: Numbers of candidates.
 
     Raises:
         ValueError: ``num_trials`` is under 1.
     """
     if num_trials < 1:
         raise ValueError(f"num_trials must be at least 1, is {num_trials}")
-    cells = list(product(WIRES, HISTORY_KINDS, SIZES))
+    cells = list(product(WIRES, HISTORY_KINDS, sizes))
     num_alone = (num_trials + 1) // 2
     plan = []
     for number in range(num_trials):

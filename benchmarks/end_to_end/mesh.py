@@ -16,11 +16,11 @@ import numpy as np
 
 from benchmarks.cases import Case, CaseSource
 from benchmarks.client import Answer, MeshClient, count_outcomes
-from benchmarks.end_to_end.site import Site, running_site
 from benchmarks.harness import measure, turns
 from benchmarks.load import closed_loop
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from benchmarks.site import Site, running_site
 from shared.clock import Clock, SystemClock
 from shared.errors import StageUnavailableError
 from shared.schema.api import RankResponse

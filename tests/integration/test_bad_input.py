@@ -9,7 +9,7 @@ import httpx
 import msgpack
 import pytest
 
-from benchmarks.end_to_end.site import Site
+from benchmarks.site import Site
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

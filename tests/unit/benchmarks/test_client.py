@@ -34,9 +34,7 @@ def response_body(**fields: object) -> dict[str, object]:
 
 
 async def ask(handler: Callable[[httpx.Request], httpx.Response], wire: Wire = "json") -> Answer:
-    client = MeshClient("http://mesh/", 1.0, 2, ManualClock())
-    client._http = httpx.AsyncClient(base_url=client.url, transport=httpx.MockTransport(handler))
-    async with client:
+    async with MeshClient("http://mesh/", 1.0, 2, ManualClock(), httpx.MockTransport(handler)) as client:
         return await client.rank(REQUEST, wire)
 
 

@@ -10,7 +10,7 @@ from benchmarks.client import Answer
 from benchmarks.judge import Judge, Judgement, SpeculativeInputs
 from models.random_weights import random_weights
 from shared.hashing import id_key
-from shared.schema.api import RankedCandidate, RankResponse
+from shared.schema.api import RankResponse
 from shared.schema.user import UserHistory
 from shared.userlog import UserLoad
 from tests.helpers.local_mesh import LocalMesh
@@ -29,10 +29,10 @@ def judge() -> Judge:
     return Judge(SOURCE, default_limit=100)
 
 
-async def answer_of_the_mesh(**fields: Any) -> RankResponse:
+async def answer_of_the_mesh() -> RankResponse:
     async with LocalMesh.running(SOURCE) as mesh:
         await mesh.log.load_many([LOAD])
-        body = await mesh.ingress.rank(REQUEST.model_copy(update=fields))
+        body = await mesh.ingress.rank(REQUEST)
     return RankResponse.model_validate(body)
 
 
@@ -108,15 +108,7 @@ async def test_speculative_inputs_change_what_is_right(judge: Judge) -> None:
     assert any("objective" in fault for fault in faults)
 
 
-def test_candidates_are_told_apart_by_type(judge: Judge) -> None:
-    row = RankedCandidate.model_construct(id="1", scores={"click": 0.5, "conversion": 0.1}, value=0.6, scored_by="full")
-    response = RankResponse.model_construct(
-        request_id="r",
-        user_id=5,
-        weights_version="random",
-        candidates=[row],
-        num_candidates=6,
-        history_length=2,
-        degraded=[],
-    )
-    assert any("not sent in that form" in fault for fault in verdict(judge, response).faults)
+async def test_candidates_are_told_apart_by_type(judge: Judge) -> None:
+    response = await answer_of_the_mesh()
+    renamed = changed(response, 0, id=str(response.candidates[0].id))
+    assert any("not sent in that form" in fault for fault in verdict(judge, renamed).faults)

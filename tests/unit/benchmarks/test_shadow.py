@@ -4,8 +4,8 @@ import numpy as np
 
 from benchmarks.shadow import ShadowCache, promised_ids
 from services.speculative.hierarchy import resolve
-from shared.schema.api import RankedCandidate, RankResponse
 from shared.schema.speculative import HitLevel
+from tests.helpers.mesh_answers import response
 
 GROUPS = {1: 100, 2: 100, 3: 200, 4: 0, 5: 100}
 
@@ -53,16 +53,8 @@ def test_agrees_with_the_service_on_random_stores() -> None:
 
 
 def test_only_full_pass_candidates_without_an_exact_hit_are_promised() -> None:
-    def candidate(id_: int, scored_by: str, level: str) -> RankedCandidate:
-        return RankedCandidate.model_construct(id=id_, scored_by=scored_by, speculative=level)
-
-    candidates = [
-        candidate(1, "full", "none"),
-        candidate(2, "full", "exact"),
-        candidate(3, "full", "user"),
-        candidate(4, "first", "none"),
-    ]
-    whole = RankResponse.model_construct(candidates=candidates, degraded=[])
-    assert promised_ids(whole, 10) == [1, 3]
-    assert promised_ids(whole, 1) == [1]
-    assert promised_ids(RankResponse.model_construct(candidates=candidates, degraded=["sequence"]), 10) == []
+    # ranks 1 to 3 have exact hits, 4 to 6 aggregates, 7 to 10 none; from 11 on the first pass scored
+    whole = response()
+    assert promised_ids(whole, 100) == [4, 5, 6, 7, 8, 9, 10]
+    assert promised_ids(whole, 2) == [4, 5]
+    assert promised_ids(response(degraded=["sequence"], reasons={"sequence": "late"}), 100) == []

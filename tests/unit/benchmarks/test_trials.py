@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from benchmarks.cases import HISTORY_KINDS
-from benchmarks.trials import SIZES, WIRES, trial_plan
+from benchmarks.client import WIRES
+from benchmarks.trials import SIZES, trial_plan
 
 
 def test_three_hundred_trials_hold_every_mix_evenly() -> None:
