@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from shared.config import Config
 from shared.errors import ConfigError, StoreUnavailableError
@@ -85,11 +85,24 @@ def _behind_sentinel(config: StoreConfig, options: dict[str, Any]) -> Redis:
     if not config.sentinels:
         raise ConfigError("sentinels must name at least one host:port", field="sentinels", value="")
     addresses = [(host, int(port)) for host, port in (address.rsplit(":", 1) for address in config.sentinels)]
-    timeouts = {name: options[name] for name in ("socket_connect_timeout", "socket_timeout")}
-    sentinel = Sentinel(addresses, sentinel_kwargs=timeouts)  # type: ignore[no-untyped-call]
-    options = {name: value for name, value in options.items() if name not in ("host", "port")}
-    client: Redis = sentinel.master_for(config.sentinel_service, max_connections=config.connections_max, **options)
+    # Else the client's own defaults apply: several tries with pauses that add up to seconds.
+    limits = {name: options[name] for name in ("socket_connect_timeout", "socket_timeout", "retry")}
+    secure = {"ssl": True} if config.url.startswith("rediss://") else {}
+    sentinel = Sentinel(addresses, sentinel_kwargs={**limits, **secure})  # type: ignore[no-untyped-call]
+    options = {**secure, **{name: value for name, value in options.items() if name not in ("host", "port")}}
+    client: Redis = sentinel.master_for(
+        config.sentinel_service, redis_class=_SentinelRedis, max_connections=config.connections_max, **options
+    )
     return client
+
+
+class _SentinelRedis(Redis):
+    """Also closes the connections to the Sentinels, which the client of the primary leaves open."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for one in self.connection_pool.sentinel_manager.sentinels:  # type: ignore[attr-defined]
+            await one.aclose()
 
 
 async def guard(work: Awaitable[ResultT], timeout_ms: float, action: str) -> ResultT:
@@ -106,5 +119,5 @@ async def guard(work: Awaitable[ResultT], timeout_ms: float, action: str) -> Res
     except TimeoutError as error:
         message = f"{action}: the store did not answer within {timeout_ms:.0f} ms"
         raise StoreUnavailableError(message, timeout_ms=timeout_ms) from error
-    except (RedisError, OSError) as error:
+    except (RedisError, RedisClusterException, OSError) as error:  # the cluster's error is none of RedisError
         raise StoreUnavailableError(f"{action}: {type(error).__name__}: {redact_text(str(error))}") from error

@@ -183,9 +183,11 @@ class RedisUserLog:
         return replies[: len(records)]
 
     async def _pipeline(self, records: _Records, profiles: _Profiles) -> list[Any]:
+        limits = (self._config.max_events, self._config.slack_events)
         async with self._client.pipeline(transaction=False) as pipe:
             for key, packed in records:
-                pipe.evalsha(APPEND.sha, 1, key, packed, self._config.max_events, self._config.slack_events)
+                # As a command: the method of that name refuses in a cluster, where a script of one key is fine.
+                pipe.execute_command("EVALSHA", APPEND.sha, 1, key, packed, *limits)
             for key, profile in profiles:
                 pipe.hset(key, mapping=profile)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
