@@ -1,0 +1,300 @@
+"""Configuration of a whole mesh: one YAML file (``configs/serve/``), read by whoever starts it.
+
+Settings of Ray and Ray Serve that are the same in every mesh, and why, are in ``cluster.environment``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, StringConstraints, model_validator
+
+from services.embedding.config import EmbeddingConfig
+from services.ingress.config import IngressConfig, TierName
+from services.preprocess.config import PreprocessConfig
+from services.ranking.config import RankingConfig
+from services.sequence.config import SequenceConfig
+from services.speculative.config import FoundationConfig, SpeculativeConfig
+from shared.config import Config, load_config
+from shared.userlog import EmbeddedStoreConfig, StoreConfig, UserLogConfig
+
+Transport: TypeAlias = Literal["reference", "value"]
+MeshName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+
+DEFAULT_PATH = Path("configs/serve/local.yaml")
+"""The deployment of one machine."""
+
+PORTS_PER_MESH = 64
+"""A mesh uses the ports from ``http.port`` up to this many."""
+
+EDGES: dict[str, Transport] = {
+    "preprocess.extract": "reference",  # features: 31 KB at 500 candidates, over 64 KB from about 1,000
+    "sequence.encode": "reference",  # user state: the model decides its size, 60 KB and more
+    "sequence.append": "value",  # events and three counts: gRPC takes half the time of a reference
+    "embedding.lookup": "reference",  # rows: 70 KB a shard at 500 candidates, the largest of all
+    "speculative.lookup": "reference",  # 32 KB at 500 candidates, over 64 KB from 1,000
+    "speculative.fill": "reference",  # reads what a foundation worker made; after the answer, nobody waits
+    "foundation.precompute": "reference",  # reads features, state and rows where they are
+    "ranking.rank": "reference",  # reads tensors; only a by-reference call can take them from where they are
+}
+"""Transport of each call, ``<station>.<method>``; a method that is not named goes by value."""
+
+
+class HttpConfig(Config):
+    """The front door.
+
+    Args:
+        host: Address to listen on. Loopback unless the network in front authenticates: the API itself does not.
+        port: First of the ``PORTS_PER_MESH`` ports of this mesh, the one that clients use.
+        ingress: ``haproxy``: a balancer process in front of the ingress replicas' own servers. ``proxy``: Ray Serve's
+            Python proxy. Measured, 500 candidates as JSON, two busy cores: 6 ms against 16 ms a request. HAProxy also
+            sends a request to another ingress replica when the first one dies before it answers.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(8341, ge=1_024, le=65_535 - PORTS_PER_MESH)
+    ingress: Literal["haproxy", "proxy"] = "haproxy"
+
+
+class WeightsConfig(Config):
+    """Where the weights are.
+
+    Args:
+        url: Folder or fsspec URL of the weight store; None: ``weights`` in the folder of run-time files.
+        version: Version name, or ``latest``: resolved once, at start, so that every station holds the same.
+    """
+
+    url: str | None = None
+    version: str = Field("latest", min_length=1)
+
+
+class StoreSection(Config):
+    """The Redis-protocol store behind user log and speculative cache.
+
+    Args:
+        kind: ``embedded``: a Valkey server of this mesh, persistent in its folder. ``redis``: one that is not ours.
+        embedded: How the embedded server runs.
+        client: How stations reach the store; its ``url`` and ``topology`` count for ``redis`` only.
+        log: Limits of the user log; its namespace is the mesh's.
+    """
+
+    kind: Literal["embedded", "redis"] = "embedded"
+    embedded: EmbeddedStoreConfig = EmbeddedStoreConfig()
+    client: StoreConfig = StoreConfig()
+    log: UserLogConfig = UserLogConfig()
+
+
+class ReplicaConfig(Config):
+    """How the replicas of one deployment run.
+
+    Args:
+        replicas: How many.
+        max_ongoing_requests: Calls that one replica works on; the router sends more to another replica or queues them.
+            Serve's default of 5 would queue where our stations interleave hundreds of short calls on one loop.
+        max_queued_requests: Calls that may wait in each caller; the next one is an ``OverloadedError``. Over the
+            burst that admission at the ingress can let through: shedding belongs there, before any work.
+        num_cpus: Cores that Ray reserves. 0 where all replicas share a machine's few cores on purpose.
+        num_gpus: Devices that Ray reserves, fractions allowed.
+        threads: Threads of one torch operation; None leaves torch alone, for stations that do not use it.
+        health_check_period_s: How often the controller asks. Nothing else tells Serve that an idle replica died, so
+            this is most of the time until its successor starts; Serve's default is 10.
+        health_check_timeout_s: Silence that counts as a failed check, 3 of which end a replica. Long enough for a
+            start-up burst on few cores.
+        graceful_shutdown_timeout_s: Longest wait for calls in flight when a replica is stopped.
+        max_surge_percent: Replicas started before old ones stop in a roll-out. 100: a deployment with one replica has
+            no gap; Serve's default of 0 stops the only replica first.
+    """
+
+    replicas: int = Field(1, ge=1, le=1_000)
+    max_ongoing_requests: int = Field(128, ge=1)
+    max_queued_requests: int = Field(512, ge=1)
+    num_cpus: float = Field(0.0, ge=0)
+    num_gpus: float = Field(0.0, ge=0)
+    threads: int | None = Field(None, ge=1)
+    health_check_period_s: float = Field(1.0, gt=0)
+    health_check_timeout_s: float = Field(10.0, gt=0)
+    graceful_shutdown_timeout_s: float = Field(5.0, ge=0)
+    max_surge_percent: int = Field(100, ge=0, le=100)
+
+
+class IngressStation(Config):
+    """The ingress: replicas and service.
+
+    Args:
+        replicas: Its limit of calls is far over what admission lets in, so that it is admission that sheds, with our
+            error body, and status stays readable under load.
+        service: Its ``mesh`` and ``num_shards`` come from this file's ``name`` and ``embedding.num_shards``.
+    """
+
+    replicas: ReplicaConfig = ReplicaConfig(replicas=2, max_ongoing_requests=1_000, max_queued_requests=1_000)
+    service: IngressConfig = IngressConfig()
+
+
+class PreprocessStation(Config):
+    """Preprocess: numpy only, no torch in the process."""
+
+    replicas: ReplicaConfig = ReplicaConfig()
+    service: PreprocessConfig = PreprocessConfig()
+
+
+class EmbeddingStation(Config):
+    """The table shards, one deployment each.
+
+    Args:
+        num_shards: S.
+        replicas: Of each shard.
+    """
+
+    num_shards: int = Field(2, ge=1, le=64)
+    replicas: ReplicaConfig = ReplicaConfig(threads=1)
+
+
+class SequenceStation(Config):
+    """Sequence; ``max_ongoing_requests`` is at most what its worker queues."""
+
+    replicas: ReplicaConfig = ReplicaConfig(max_ongoing_requests=64, threads=1)
+    service: SequenceConfig = SequenceConfig()
+
+
+class SpeculativeStation(Config):
+    """The speculative cache's front: numpy only. Width and namespace come from the model and the mesh."""
+
+    replicas: ReplicaConfig = ReplicaConfig()
+    service: SpeculativeConfig = SpeculativeConfig()
+
+
+class FoundationStation(Config):
+    """Foundation workers; work after the answer, so a short queue that refuses is right."""
+
+    replicas: ReplicaConfig = ReplicaConfig(max_ongoing_requests=4, max_queued_requests=16, threads=1)
+    service: FoundationConfig = FoundationConfig()
+
+
+class RankingStation(Config):
+    """One ranking tier; its ``tier`` is its key in ``ranking``. ``max_ongoing_requests``: what its worker queues."""
+
+    replicas: ReplicaConfig = ReplicaConfig(max_ongoing_requests=32, threads=1)
+    service: RankingConfig = RankingConfig()
+
+
+class RayConfig(Config):
+    """What the mesh asks of Ray on the machine that starts it.
+
+    Args:
+        num_cpus: Logical cores of the node; also the number of worker processes that Ray starts ahead. None: the
+            machine's.
+        object_store_bytes: Shared memory for references. 256 MiB hold about 1,000 requests of 500 candidates.
+        inline_bytes_max: Results up to this size travel inside Ray's own messages, larger ones through shared memory,
+            which no other process reads. 64 KiB: no larger tensor passes through the ingress process.
+        grpc_bytes_max: Largest call by value; Serve's default of 4 MiB fails with an error of gRPC's own.
+        start_timeout_s: Longest time until every station is ready.
+        stop_timeout_s: Longest orderly stop; then processes are killed.
+    """
+
+    num_cpus: int | None = Field(None, ge=1)
+    object_store_bytes: int = Field(256 * 2**20, ge=80 * 2**20)
+    inline_bytes_max: int = Field(65_536, ge=1_024)
+    grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
+    start_timeout_s: float = Field(120.0, gt=0)
+    stop_timeout_s: float = Field(15.0, gt=0)
+
+
+class MeshConfig(Config):
+    """One mesh.
+
+    Args:
+        name: Names its folder, its keys in a shared store, and its line in status.
+        http: The front door.
+        weights: Where the weights are.
+        store: User log and speculative cache.
+        ingress: Front door replicas.
+        preprocess: Features.
+        embedding: Table shards.
+        sequence: User states.
+        speculative: Cache of foundation embeddings.
+        foundation: Workers that fill it; None: it is only read.
+        ranking: Tier name -> deployment; the tiers that ``ingress.service.tiers`` names, no others.
+        edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
+        ray: The runtime.
+    """
+
+    name: MeshName = "rankmesh"
+    http: HttpConfig = HttpConfig()
+    weights: WeightsConfig = WeightsConfig()
+    store: StoreSection = StoreSection()
+    ingress: IngressStation = IngressStation()
+    preprocess: PreprocessStation = PreprocessStation()
+    embedding: EmbeddingStation = EmbeddingStation()
+    sequence: SequenceStation = SequenceStation()
+    speculative: SpeculativeStation = SpeculativeStation()
+    foundation: FoundationStation | None = FoundationStation()
+    ranking: dict[TierName, RankingStation] = Field(
+        default_factory=lambda: {"full": RankingStation(), "light": RankingStation()}
+    )
+    edges: dict[str, Transport] = Field(default_factory=dict)
+    ray: RayConfig = RayConfig()
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> MeshConfig:
+        tiers = {tier.name for tier in self.ingress.service.tiers}
+        if tiers != set(self.ranking):
+            raise ValueError(f"ingress.service.tiers names {sorted(tiers)}, ranking has {sorted(self.ranking)}")
+        if unknown := sorted(set(self.edges) - set(EDGES)):
+            raise ValueError(f"edges must be among {', '.join(EDGES)}, has {', '.join(unknown)}")
+        queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
+        queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}
+        for where, (replicas, queue_max) in queues.items():
+            if replicas.max_ongoing_requests > queue_max:
+                raise ValueError(
+                    f"{where}.replicas.max_ongoing_requests must be at most its service's queue_max {queue_max}, "
+                    f"is {replicas.max_ongoing_requests}"
+                )
+        return self
+
+    def transport(self, station: str, method: str) -> Transport:
+        """Return how a call travels; ``station`` as in handles, e.g. ``embedding:1``."""
+        edge = f"{station.partition(':')[0]}.{method}"
+        return self.edges.get(edge, EDGES.get(edge, "value"))
+
+    def ingress_service(self) -> IngressConfig:
+        """Return the ingress's configuration with what this file says elsewhere."""
+        return self.ingress.service.model_copy(update={"mesh": self.name, "num_shards": self.embedding.num_shards})
+
+    def user_log(self) -> UserLogConfig:
+        """Return the user log's configuration, in this mesh's namespace."""
+        return self.store.log.model_copy(update={"namespace": self.name})
+
+    def speculative_service(self, width: int) -> SpeculativeConfig:
+        """Return the cache's configuration for a model of this width, in this mesh's namespace."""
+        return self.speculative.service.model_copy(update={"namespace": self.name, "width": width})
+
+    def embedding_service(self, shard: int) -> EmbeddingConfig:
+        """Return the configuration of one shard."""
+        return EmbeddingConfig(shard=shard, num_shards=self.embedding.num_shards)
+
+    def ranking_service(self, tier: str) -> RankingConfig:
+        """Return the configuration of one tier."""
+        return self.ranking[tier].service.model_copy(update={"tier": tier})
+
+
+def load_mesh(
+    path: Path = DEFAULT_PATH, name: str | None = None, port: int | None = None, **overrides: object
+) -> MeshConfig:
+    """Read a deployment file.
+
+    Args:
+        path: YAML file.
+        name: Wins over the file's ``name``.
+        port: Wins over the file's ``http.port``.
+        **overrides: Further fields, dotted names written with ``__`` (``weights__version``).
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or breaks a rule.
+    """
+    chosen: dict[str, object] = {key.replace("__", "."): value for key, value in overrides.items() if value is not None}
+    if name is not None:
+        chosen["name"] = name
+    if port is not None:
+        chosen["http.port"] = port
+    return load_config(MeshConfig, path, chosen)

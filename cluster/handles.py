@@ -1,0 +1,185 @@
+"""``shared.handle`` over Ray Serve: pending results that can be passed on, watched, asked why they failed, cancelled.
+
+A call travels by reference (actor RPC: the result stays with Ray, and only who awaits it gets it) or by value (gRPC:
+half the time for small messages). Read in the source of Ray 2.60 and confirmed by experiment, see
+docs/decisions/0003-transport.md:
+
+* ``ObjectRef._ready`` tells that a result exists without moving it here, but not whether it is an error. An error
+  report is a few kilobytes and always travels inside Ray's messages; a result that went to shared memory is a value.
+  So ``failure`` fetches small results only.
+* With everything on one event loop, ``DeploymentResponse.cancel`` reaches the callee only after the response was
+  resolved once. A call therefore resolves itself as soon as it has a replica.
+* A by-value call with a pending argument whose replica died keeps the caller's router busy for ever. So by-value calls
+  never see pending arguments: they are awaited here first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+import ray.experimental
+from ray import ObjectRef
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
+
+from cluster.failures import as_rankmesh_error
+from shared.errors import RankMeshError
+
+ERROR_BYTES_MAX = 65_536
+"""A larger result is a value: an error report with its traceback has about 3 KB."""
+
+_Response: TypeAlias = DeploymentResponse[Any]
+
+
+class RayHandle:
+    """One deployment, called by method name.
+
+    Args:
+        name: Deployment name as the stations know it, e.g. ``embedding:1``.
+        handle: Its Serve handle.
+        by_reference: Methods that travel by reference; all others go by value.
+    """
+
+    def __init__(self, name: str, handle: DeploymentHandle[Any], by_reference: frozenset[str]) -> None:
+        self._name = name
+        self._methods = {True: handle.options(_by_reference=True), False: handle.options(_by_reference=False)}
+        self._by_reference = by_reference
+
+    @property
+    def name(self) -> str:
+        """Name of the deployment."""
+        return self._name
+
+    def call(self, method: str, *args: object) -> RayCall:
+        """Start ``method`` on one live replica; needs a running event loop.
+
+        Pending results among the arguments are passed on unawaited when they and this call travel by reference.
+        """
+        by_reference = method in self._by_reference
+        return RayCall(self._name, getattr(self._methods[by_reference], method), args, by_reference)
+
+
+class RayCall:
+    """A pending result of another station.
+
+    Args:
+        station: Deployment that is called.
+        method: Bound method of a Serve handle.
+        args: Arguments; ``RayCall`` ones stand for their results.
+        by_reference: How the call travels.
+    """
+
+    def __init__(self, station: str, method: Any, args: tuple[object, ...], by_reference: bool) -> None:
+        self.station = station
+        self.by_reference = by_reference
+        self._method = method
+        self._response: _Response | None = None
+        if all(_passes_as_is(arg, by_reference) for arg in args):
+            self._send([arg._response if isinstance(arg, RayCall) else arg for arg in args])
+            work = self._resolve()
+        else:
+            work = self._await_args_then_resolve(args)
+        # Holds the reference (by reference) or the value (by value).
+        self._resolving: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=station)
+        # A failure that nobody asks for must not be reported as never retrieved: the caller may have moved on.
+        self._resolving.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Fetch the value into this process.
+
+        Raises:
+            RankMeshError: the callee's, or why there was no answer.
+        """
+        return self._value().__await__()
+
+    async def ready(self) -> None:
+        """Wait until the call has ended, well or not, without moving its value into this process."""
+        await asyncio.wait([self._resolving])
+        if self.by_reference and (reference := self._reference()) is not None:
+            await reference._ready()
+
+    async def failure(self) -> RankMeshError | None:
+        """Return why the ended call failed, or None."""
+        await self.ready()
+        reference = self._reference()
+        if reference is not None and _bytes_of(reference) > ERROR_BYTES_MAX:
+            return None
+        try:
+            await self._value()
+        except RankMeshError as error:
+            return error
+        return None
+
+    def cancel(self) -> None:
+        """Stop the callee's work, and what it called; harmless when the call has ended."""
+        if self._response is not None:
+            _stop(self._response)
+        self._resolving.cancel()
+
+    def _reference(self) -> ObjectRef[Any] | None:
+        done = self._resolving
+        if not self.by_reference or not done.done() or done.cancelled() or done.exception() is not None:
+            return None
+        reference: ObjectRef[Any] = done.result()
+        return reference
+
+    def _send(self, args: list[object]) -> None:
+        self._response = self._method.remote(*args)
+
+    async def _await_args_then_resolve(self, args: tuple[object, ...]) -> Any:
+        self._send([await _argument(arg, self.by_reference) for arg in args])
+        return await self._resolve()
+
+    async def _resolve(self) -> Any:
+        """Return the reference as soon as a replica has accepted the call, or the value when it is there."""
+        response = self._response
+        assert response is not None  # sent before
+        return await (response._to_object_ref() if self.by_reference else response)
+
+    async def _value(self) -> Any:
+        await asyncio.wait([self._resolving])
+        if self._resolving.cancelled():
+            raise as_rankmesh_error(asyncio.CancelledError(), self.station)
+        try:
+            value = self._resolving.result()
+            return await value if self.by_reference else value
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # it is the caller that is cancelled
+            raise as_rankmesh_error(error, self.station) from error
+        except RankMeshError as error:
+            raise as_rankmesh_error(error, self.station) from error
+        except Exception as error:  # whatever Ray raised has a place in the error tree
+            raise as_rankmesh_error(error, self.station) from error
+
+
+def _passes_as_is(arg: object, by_reference: bool) -> bool:
+    if not isinstance(arg, RayCall):
+        return True
+    return by_reference and arg.by_reference and arg._response is not None
+
+
+async def _argument(arg: object, by_reference: bool) -> object:
+    """Return what to send for an argument: a pending result that Serve resolves, or a value."""
+    if not isinstance(arg, RayCall):
+        return arg
+    if by_reference and arg.by_reference:
+        if arg._response is None:
+            await asyncio.wait([arg._resolving])  # its own arguments are awaited; then it has a response or has failed
+        if arg._response is not None:
+            return arg._response
+    return await arg
+
+
+def _stop(response: _Response) -> None:
+    """Cancel a response, also in the moment between its acceptance by a replica and our learning of it."""
+    response.cancel()  # type: ignore[no-untyped-call]
+    assigned = response._replica_result_future
+    if response._replica_result is None and assigned.done() and not assigned.cancelled() and not assigned.exception():
+        assigned.result().cancel()  # type: ignore[no-untyped-call]
+
+
+def _bytes_of(reference: ObjectRef[Any]) -> int:
+    location = ray.experimental.get_object_locations([reference]).get(reference, {})
+    return int(location.get("object_size") or 0)

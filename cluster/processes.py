@@ -1,0 +1,133 @@
+"""Finds and ends the processes of one mesh, whatever became of their parents.
+
+Every process that a mesh starts inherits a variable with the mesh's own random id. The system keeps it readable for
+the whole life of the process (Linux), also when the process has a new title or its parent is gone. So a mesh is ended
+by what belongs to it, never by the name of a program: two meshes, or another user of Ray, do not notice.
+
+Standard library only: the guardian runs this with nothing else loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+MESH_VARIABLE = "RANKMESH_MESH_ID"
+"""Variable that carries the id; nothing reads it but this module, through ``/proc``."""
+
+_POLL_S = 0.05
+
+
+class Waiter(Protocol):
+    """The two things that are needed of a clock."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that only grow."""
+        ...
+
+    def block_s(self, duration_s: float) -> None:
+        """Block the calling thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process; the start time tells it from a later one with the same id.
+
+    Args:
+        pid: Process id.
+        started_ticks: Start, in the system's ticks since boot.
+    """
+
+    pid: int
+    started_ticks: int
+
+    def is_alive(self) -> bool:
+        """Return whether it still runs; one that has ended and waits for its parent to notice does not."""
+        return started_ticks(self.pid) == self.started_ticks
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal if it still runs."""
+        if self.is_alive():
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+
+def started_ticks(pid: int) -> int | None:
+    """Return when a running process started, in ticks since boot; None when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # The second field is the name in parentheses, which may hold spaces: count from the last parenthesis.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def members(mesh_id: str, besides: Iterable[int] = ()) -> list[Process]:
+    """Return the running processes of a mesh, this one and those of ``besides`` left out."""
+    wanted = f"{MESH_VARIABLE}={mesh_id}".encode()
+    skipped = {os.getpid(), *besides}
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) in skipped:
+            continue
+        try:
+            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or gone meanwhile
+            continue
+        ticks = started_ticks(int(entry)) if wanted in variables else None
+        if ticks is not None:
+            found.append(Process(int(entry), ticks))
+    return found
+
+
+def end_members(mesh_id: str, clock: Waiter, grace_s: float, besides: Iterable[int] = ()) -> list[Process]:
+    """End every process of a mesh: asked first, killed after ``grace_s`` seconds.
+
+    Args:
+        mesh_id: The mesh.
+        clock: Measures the grace.
+        grace_s: Seconds between asking and killing; 0: kill at once.
+        besides: Process ids to spare.
+
+    Returns:
+        What is still alive in the end: nothing, unless the system does not let it end.
+    """
+    spared = tuple(besides)
+    if grace_s > 0:
+        for process in members(mesh_id, spared):
+            process.send(signal.SIGTERM)
+        wait_until(lambda: not members(mesh_id, spared), clock, grace_s)
+    for _ in range(20):  # a dying parent may have started another one meanwhile
+        left = members(mesh_id, spared)
+        if not left:
+            return []
+        for process in left:
+            process.send(signal.SIGKILL)
+        clock.block_s(_POLL_S)
+    return members(mesh_id, spared)
+
+
+def wait_until(condition: Callable[[], bool], clock: Waiter, timeout_s: float) -> bool:
+    """Poll a condition until it holds or time is up; returns whether it held."""
+    end_s = clock.monotonic_s() + timeout_s
+    while not condition():
+        if clock.monotonic_s() >= end_s:
+            return False
+        clock.block_s(_POLL_S)
+    return True
+
+
+def is_listening(host: str, port: int) -> bool:
+    """Return whether something accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((host, port)) == 0
