@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.worker import Worker
+from shared.clock import ManualClock, SystemClock
+from shared.deadline import Deadline
+from shared.errors import DeadlineExceededError, OverloadedError
+from tests.helpers.waiting import until
+
+GENEROUS = Deadline.after_ms(60_000, SystemClock())
+
+
+class Blocker:
+    """Holds the worker's thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self) -> str:
+        self.started.set()
+        assert self.let_go.wait(10)
+        return "done"
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker("ranking:full", queue_max=3)
+    yield worker
+    worker.close()
+
+
+async def test_work_runs_on_another_thread_and_gives_its_result(worker: Worker) -> None:
+    assert await worker.run(GENEROUS, threading.get_ident) != threading.get_ident()
+    await until(lambda: worker.num_held == 0)
+
+
+async def test_the_loop_stays_free_while_work_runs(worker: Worker) -> None:
+    blocker = Blocker()
+    task = asyncio.create_task(worker.run(GENEROUS, blocker))
+    await until(blocker.started.is_set)
+
+    blocker.let_go.set()
+
+    assert await task == "done"
+
+
+async def test_work_that_is_cancelled_while_it_waits_never_starts(worker: Worker) -> None:
+    blocker, calls = Blocker(), []
+    first = asyncio.create_task(worker.run(GENEROUS, blocker))
+    await until(blocker.started.is_set)
+    waiting = asyncio.create_task(worker.run(GENEROUS, calls.append, 1))
+    await until(lambda: worker.num_held == 2)
+
+    waiting.cancel()
+    await until(waiting.done)
+    blocker.let_go.set()
+    await first
+    await worker.run(GENEROUS, calls.append, 2)
+
+    assert calls == [2]
+    await until(lambda: worker.num_held == 0)
+
+
+async def test_work_whose_deadline_passes_while_it_waits_never_starts(worker: Worker) -> None:
+    clock, blocker, calls = ManualClock(), Blocker(), []
+    first = asyncio.create_task(worker.run(GENEROUS, blocker))
+    await until(blocker.started.is_set)
+    waiting = asyncio.create_task(worker.run(Deadline.after_ms(100, clock), calls.append, 1))
+    await clock.advance(0.1)
+    blocker.let_go.set()
+
+    with pytest.raises(DeadlineExceededError):
+        await waiting
+    await first
+    assert calls == []
+
+
+async def test_expired_work_is_refused_at_once(worker: Worker) -> None:
+    with pytest.raises(DeadlineExceededError):
+        await worker.run(Deadline.after_ms(0, ManualClock()), Blocker())
+    assert worker.num_held == 0
+
+
+@pytest.mark.parametrize("num_held", [2, 3])
+async def test_the_queue_is_bounded(worker: Worker, num_held: int) -> None:
+    blocker = Blocker()
+    held = [asyncio.create_task(worker.run(GENEROUS, blocker)) for _ in range(num_held)]
+    await until(lambda: worker.num_held == num_held)
+    extra = asyncio.create_task(worker.run(GENEROUS, blocker))
+    await until(lambda: extra.done() or worker.num_held > num_held)
+
+    blocker.let_go.set()
+
+    if num_held == 3:
+        with pytest.raises(OverloadedError) as caught:
+            await extra
+        assert (caught.value.context["limit"], caught.value.context["value"]) == (3, 3)
+    else:
+        assert await extra == "done"
+    await asyncio.gather(*held)
+
+
+async def test_an_error_of_the_work_is_the_callers(worker: Worker) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await worker.run(GENEROUS, lambda: 1 / 0)
+    await until(lambda: worker.num_held == 0)
