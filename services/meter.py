@@ -1,15 +1,20 @@
-"""What a replica counts and logs about itself: calls in flight, calls by outcome, and things that happened."""
+"""What a replica counts and logs about itself: calls in flight, calls by outcome, and things that happened.
+
+Everything counted goes to two places: the metrics that Prometheus scrapes, and plain numbers for ``status``, named like
+the metric without its unit, then its labels: ``calls.rank.ok``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from shared.clock import Clock
 from shared.errors import RankMeshError
 from shared.log import JsonLogger
+from shared.metrics import MetricsRegistry
 
 
 class Timer:
@@ -30,23 +35,32 @@ class Meter:
     """Counts for one replica.
 
     Args:
-        station: Deployment name.
+        station: Deployment name, e.g. ``embedding:1``; the metrics are those of ``embedding``.
         replica: Name of the replica.
         clock: Time.
         logger: Where failed calls are logged; default standard error.
+        label_values: This deployment's own values of a metric label, e.g. ``{"tier": ("full",)}``.
     """
 
-    def __init__(self, station: str, replica: str, clock: Clock, logger: JsonLogger | None = None) -> None:
+    def __init__(
+        self,
+        station: str,
+        replica: str,
+        clock: Clock,
+        logger: JsonLogger | None = None,
+        label_values: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.station = station
         self.in_flight = 0
         self.counts: Counter[str] = Counter()
         self.logger = (logger or JsonLogger(clock=clock)).bind(service=station, replica=replica)
+        self.metrics = MetricsRegistry(station.partition(":")[0], label_values)
         self._clock = clock
 
     @contextmanager
     def call(self, method: str, request_id: str = "") -> Iterator[Timer]:
         """Count one call of ``method`` by its outcome: ok, cancelled, or the code of its error."""
-        self.in_flight += 1
+        self._enter(1)
         outcome = "internal"
         try:
             yield Timer(self._clock)
@@ -59,13 +73,26 @@ class Meter:
             outcome = "cancelled"
             raise
         finally:
-            self.in_flight -= 1
-            self.counts[f"{method}_{outcome}"] += 1
+            self._enter(-1)
+            self.add("calls_total", method=method, outcome=outcome)
 
-    def add(self, what: str, number: int = 1) -> None:
-        """Count something that happened."""
+    def add(self, metric: str, number: int = 1, /, **labels: str) -> None:
+        """Count something that the metrics know."""
+        self.counts[".".join((metric.removesuffix("_total"), *labels.values()))] += number
+        self.metrics.count(metric, number, **labels)
+
+    def note(self, what: str, number: int = 1) -> None:
+        """Count something that only ``status`` shows."""
         self.counts[what] += number
+
+    def computed(self, method: str, compute_ms: float) -> None:
+        """Record how long a call computed, without waiting, milliseconds."""
+        self.metrics.observe("compute_ms", compute_ms, method=method)
 
     def counters(self) -> dict[str, int]:
         """Return all counts, and the calls in flight now."""
         return {"in_flight": self.in_flight, **self.counts}
+
+    def _enter(self, step: int) -> None:
+        self.in_flight += step
+        self.metrics.set("in_flight_calls", self.in_flight)

@@ -71,9 +71,14 @@ class EmbeddingService:
             Deadline.after_ms(remaining_ms, self._clock).check(self.station)
             check_version(features.stamp.version, self._version, self.station)
             rows = self._tables.lookup(features)
-            self.meter.add("rows", sum(len(part) for part in rows.values()))
-            stamp = Stamp(features.stamp.request_id, self._version, self.station, self._replica, timer.elapsed_ms())
+            self.meter.add("rows_total", sum(len(part) for part in rows.values()))
+            self.meter.computed("lookup", compute_ms := timer.elapsed_ms())
+            stamp = Stamp(features.stamp.request_id, self._version, self.station, self._replica, compute_ms)
             return EmbeddingRows(stamp, self._shard, rows)
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

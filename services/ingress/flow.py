@@ -38,13 +38,13 @@ class Flow:
         self._clock = clock
         self._asked: dict[str, Leg] = {}
         self._failed: dict[str, RankMeshError] = {}
-        self._num_retries = 0
+        self._retried: list[str] = []
         self.inputs = Inputs(job, stations, config.budgets, self._tiers[self.tier].rank_ms, self.marks, clock)
 
     @property
-    def num_retries(self) -> int:
-        """Calls that were made a second time."""
-        return self._num_retries + self.inputs.num_retries
+    def retried(self) -> list[str]:
+        """Stations of the calls that were made a second time."""
+        return self.inputs.retried + self._retried
 
     async def run(self) -> RankedList:
         """Carry the request through and return the ordered head.
@@ -94,7 +94,7 @@ class Flow:
             self.gathered_s = self._clock.monotonic_s()
             if not (repaired or leg.error.retryable) or is_past(end_s, self._clock):
                 return None
-            self._num_retries += 1
+            self._retried.append(leg.name)
         return None
 
     def _wait_end_s(self, tier: str, rest: tuple[str, ...]) -> float:

@@ -22,6 +22,8 @@ from shared.schema.api import EventsRequest, RankRequest
 ResultT = TypeVar("ResultT")
 Answer = Callable[[Request], Awaitable[Response]]
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 CLIENT_GONE = 499
 """Status of an answer that nobody reads: the client closed the connection."""
 
@@ -85,8 +87,12 @@ def _add_views(app: FastAPI, service: IngressService) -> None:
     async def readyz() -> Response:
         return _json((await service.ready()).model_dump_json())
 
+    async def metrics() -> Response:
+        return Response(service.metrics(), media_type=METRICS_TYPE)
+
     views: dict[str, Callable[[], Awaitable[Response]]] = {
         "/v1/models": models, "/v1/status": status, "/v1/samples": samples, "/healthz": healthz, "/readyz": readyz,
+        "/metrics": metrics,
     }  # fmt: skip
     for path, view in views.items():
         app.add_api_route(path, view, methods=["GET"], response_class=Response)

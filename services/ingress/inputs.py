@@ -48,7 +48,7 @@ class Inputs:
         self._clock = clock
         self._held: list[Leg] = []
         self._end_s = job.deadline.share(rank_ms + budgets.render_ms).at_s
-        self.num_retries = 0
+        self.retried: list[str] = []
         self.features_s = clock.monotonic_s()
         self.features = self._start_features()
         self.state: Leg | None = self._start_state()
@@ -152,7 +152,7 @@ class Inputs:
         return min(stage_ms, self._job.deadline.to_wire_ms())
 
     def _restart(self, leg: Leg) -> None:
-        self.num_retries += 1
+        self.retried.append(leg.name)
         if leg is self.state:
             self.state = fresh = self._start_state()
         elif leg is self.spec:
@@ -166,7 +166,7 @@ class Inputs:
         for leg in (self.features, self.spec, *self.rows):
             if leg is not None:
                 leg.cancel()
-        self.num_retries += 1
+        self.retried.append(self.features.name)
         self.features = self._start_features()
         self.features.retried = True
         self._start_chained()

@@ -16,6 +16,7 @@ from services.ingress.leg import Leg, all_ended
 from services.ingress.model_info import ModelInfo
 from services.ingress.render import candidate_rows, waterfall
 from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
+from services.ingress.stats import IngressStats
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError
@@ -70,10 +71,10 @@ class IngressService:
         self._router = router or BudgetRouter(config.tiers, config.light_above_in_flight)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
-        self.rank_gate = Gate("rank requests", config.in_flight_max, config.retry_after_s)
-        self.events_gate = Gate("event appends", config.events_in_flight_max, config.retry_after_s)
+        self._stats = IngressStats(tiers, clock)
+        self.rank_gate = Gate("rank", config.in_flight_max, config.retry_after_s, self._stats)
+        self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
         self.precompute = Precompute(stations, config.precompute, clock)
-        self._counts = dict.fromkeys(("ranked", "degraded", "failed", "cancelled", "retried"), 0)
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of one request.
@@ -92,24 +93,20 @@ class IngressService:
             RankMeshError: a needed station failed.
         """
         received_s = self.clock.monotonic_s() if received_s is None else received_s
-        with self.rank_gate.enter():
+        with self.rank_gate.enter(), self._stats.request("rank", received_s):
             job = self._job(request, received_s)
             job.deadline.check("admission")
             flow = Flow(job, self._stations, self.config, self.clock)
-            is_over = False
             try:
                 ranked = await flow.run()
-                is_over = True
             except RankMeshError as error:
-                self._counts["failed"] += 1
-                is_over = True
                 self._logger.warning("rank_failed", request_id=job.request_id, code=error.code, error=error)
                 raise
             finally:
-                self._counts["cancelled"] += not is_over
-                self._counts["retried"] += flow.num_retries
+                self._stats.retried(flow.retried)
                 flow.close()
-        body = self._body(request, flow, ranked, received_s)
+            body = self._body(request, flow, ranked, received_s)
+        self._stats.answered(body)
         self.precompute.offer(flow, ranked)
         self._logger.info(
             "ranked",
@@ -134,23 +131,24 @@ class IngressService:
             RankMeshError: the events could not be stored or buffered.
         """
         check_events(request, self.config.limits)
-        with self.events_gate.enter():
+        with self.events_gate.enter(), self._stats.request("events", self.clock.monotonic_s()):
             deadline = Deadline.after_ms(self.config.budgets.events_ms, self.clock)
-            error: RankMeshError | None = None
-            for _ in range(2):
-                call = self._stations.sequence.call("append", list(request.events))
-                leg = Leg("sequence", call, self.clock, fetch=True)
-                try:
-                    await all_ended([leg], deadline.at_s, self.clock)
-                finally:
-                    leg.cancel()
-                if leg.value is not None:
-                    result: dict[str, int] = leg.value
-                    return result
-                error = leg.error or deadline.error("sequence")
-                if not error.retryable:
-                    break
-            raise error or StageUnavailableError("sequence did not answer", stage="sequence")
+            leg = await self._append_once(request, deadline)
+            if leg.error is not None and leg.error.retryable:
+                self._stats.retried([leg.name])
+                leg = await self._append_once(request, deadline)
+            if leg.value is None:
+                raise leg.error or deadline.error(leg.name)
+            result: dict[str, int] = leg.value
+            return result
+
+    async def _append_once(self, request: EventsRequest, deadline: Deadline) -> Leg:
+        leg = Leg("sequence", self._stations.sequence.call("append", list(request.events)), self.clock, fetch=True)
+        try:
+            await all_ended([leg], deadline.at_s, self.clock)
+        finally:
+            leg.cancel()
+        return leg
 
     def models(self) -> ModelsBody:
         """Return the models that this mesh ranks with."""
@@ -181,18 +179,18 @@ class IngressService:
 
     def counters(self) -> dict[str, int]:
         """Return what this replica counted since it started."""
-        gates = {"rank": self.rank_gate, "events": self.events_gate}
         return {
-            **self._counts,
-            **{f"{name}_in_flight": gate.in_flight for name, gate in gates.items()},
-            **{f"{name}_admitted": gate.num_admitted for name, gate in gates.items()},
-            **{f"{name}_shed": gate.num_shed for name, gate in gates.items()},
+            **self._stats.counters(),
             "precompute_in_flight": self.precompute.in_flight,
             "precompute_started": self.precompute.num_started,
             "precompute_stored": self.precompute.num_stored,
             "precompute_dropped": self.precompute.num_dropped,
             "precompute_failed": self.precompute.num_failed,
         }
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self._stats.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
@@ -237,8 +235,6 @@ class IngressService:
         for shard in ranked.missing_shards:
             reasons.setdefault(f"embedding:{shard}", "its rows did not arrive")
         candidates = candidate_rows(request, ranked, self.model.objectives)
-        self._counts["ranked"] += 1
-        self._counts["degraded"] += bool(reasons)
         ended_s = self.clock.monotonic_s()
         return {
             "request_id": request.request_id or flow.job.request_id,

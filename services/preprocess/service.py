@@ -78,8 +78,13 @@ class PreprocessService:
                 )
             fields = self._extractor.extract(task)
             for feature, number in fields.num_oov.items():
-                self.meter.add(f"oov_{feature}", number)
-            return fields.stamped(Stamp(task.request_id, self._version, STATION, self._replica, timer.elapsed_ms()))
+                self.meter.add("oov_ids_total", number, feature=feature)
+            self.meter.computed("extract", compute_ms := timer.elapsed_ms())
+            return fields.stamped(Stamp(task.request_id, self._version, STATION, self._replica, compute_ms))
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

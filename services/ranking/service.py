@@ -46,7 +46,7 @@ class RankingService:
         logger: JsonLogger | None = None,
     ) -> None:
         self.station = f"ranking:{config.tier}"
-        self.meter = Meter(self.station, replica, clock, logger)
+        self.meter = Meter(self.station, replica, clock, logger, {"tier": (config.tier,)})
         self._tier = config.tier
         self._ranker = ranker
         self._worker = Worker(self.station, config.queue_max)
@@ -97,8 +97,7 @@ class RankingService:
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
             check_stamps(upstream, task.request_id, self._version, self.station)
             ranked = await self._worker.run(deadline, self._rank, task, features, state, spec, rows, upstream)
-            self.meter.add("candidates", features.num_candidates)
-            self.meter.add("full_pass", int(ranked.full_pass.sum()))
+            self._count(ranked, features.num_candidates)
             return ranked
 
     def _rank(
@@ -132,6 +131,21 @@ class RankingService:
             full_pass_ms=ranking.full_pass_ms,
             num_oov=features.num_oov,
         )
+
+    def _count(self, ranked: RankedList, num_candidates: int) -> None:
+        self.meter.computed("rank", ranked.stamp.compute_ms)
+        passes: tuple[tuple[str, int, float], ...] = (
+            ("first", num_candidates, ranked.first_pass_ms),
+            ("full", int(ranked.full_pass.sum()), ranked.full_pass_ms),
+        )
+        for scored_by, number, pass_ms in passes:
+            if number:
+                self.meter.add("candidates_total", number, tier=self._tier, scored_by=scored_by)
+                self.meter.metrics.observe("pass_ms", pass_ms, tier=self._tier, scored_by=scored_by)
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

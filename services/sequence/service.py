@@ -95,9 +95,9 @@ class SequenceService:
             deadline.check(STATION)
             check_version(task.version, self._version, STATION)
             history, degraded = await self._read(task, deadline)
-            read_ms = timer.elapsed_ms()
+            self.meter.metrics.observe("store_read_ms", timer.elapsed_ms())
             tensors, compute_ms = await self._worker.run(deadline, self._encode, history, task)
-            self.meter.add("read_us", round(read_ms * 1e3))
+            self.meter.computed("encode", compute_ms)
             return UserState(
                 stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
                 tensors=tensors,
@@ -119,8 +119,13 @@ class SequenceService:
         with self.meter.call("append"):
             result = await self._log.append(events)
             for what in ("appended", "duplicates", "expired", "buffered"):
-                self.meter.add(f"events_{what}", getattr(result, what))
+                self.meter.add("events_total", getattr(result, what), fate=what)
+            self.meter.metrics.set("buffered_events", self._log.num_buffered)
             return {"appended": result.appended, "duplicates": result.duplicates, "buffered": result.buffered}
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
@@ -141,7 +146,7 @@ class SequenceService:
         try:
             await self._log.aclose()
         except StoreUnavailableError as error:
-            self.meter.add("events_lost", self._log.num_buffered)
+            self.meter.add("events_total", self._log.num_buffered, fate="lost")
             self.meter.logger.error("events_lost", error=error, num_lost=self._log.num_buffered)
 
     def _encode(self, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
@@ -157,7 +162,7 @@ class SequenceService:
         except (StoreUnavailableError, DeadlineExceededError):
             known = self._histories.last_known(task.user, task.as_of_s)
             reason = STORE_UNAVAILABLE if known is None else STALE_HISTORY
-            self.meter.add(f"history_{reason}")
+            self.meter.add("degraded_total", reason=reason)
             return known or UserHistory.empty(), reason
         self._histories.keep(task.user, history)
         return history, ""

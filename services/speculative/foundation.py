@@ -102,7 +102,8 @@ class FoundationService:
             self._check_positions(positions, features.num_candidates)
             tensors = None if state is None else state.tensors
             vectors, compute_ms = await self._worker.run(deadline, self._embed, features, positions, tensors, rows)
-            self.meter.add("pairs", len(positions))
+            self.meter.add("pairs_total", len(positions))
+            self.meter.computed("precompute", compute_ms)
             return PrecomputedBatch(
                 stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
                 candidate_keys=features.candidate_keys[positions],
@@ -110,6 +111,10 @@ class FoundationService:
                 vectors=vectors,
                 as_of_s=task.as_of_s,
             )
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

@@ -67,12 +67,13 @@ class SpeculativeService:
             try:
                 vectors, levels = await self._lookup(task, features, deadline)
             except (StoreUnavailableError, DeadlineExceededError) as error:
-                self.meter.add(f"lookup_{error.code}")
+                self.meter.note(f"lookup_{error.code}")
                 vectors = np.zeros((features.num_candidates, self._config.width), np.float32)
                 levels = np.full(features.num_candidates, HitLevel.NONE, np.int8)
             for level in HitLevel:
-                self.meter.add(f"level_{level.label}", int((levels == level).sum()))
-            stamp = Stamp(task.request_id, self._version, STATION, self._replica, timer.elapsed_ms())
+                self.meter.add("candidates_total", int((levels == level).sum()), level=level.label)
+            self.meter.computed("lookup", compute_ms := timer.elapsed_ms())
+            stamp = Stamp(task.request_id, self._version, STATION, self._replica, compute_ms)
             return SpeculativeEmbeddings(stamp, vectors, levels)
 
     async def fill(self, task: SpeculativeTask, batch: PrecomputedBatch) -> int:
@@ -99,8 +100,12 @@ class SpeculativeService:
                 num_stored = await deadline.run(self._store.write(task.user, batch), STATION)
             except DeadlineExceededError as error:
                 raise StoreUnavailableError(error.message, stage=STATION) from error
-            self.meter.add("stored", num_stored)
+            self.meter.add("stored_total", num_stored)
             return num_stored
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this replica in Prometheus' text format."""
+        return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

@@ -98,7 +98,8 @@ class EmbeddingStore:
         Raises:
             StoreUnavailableError: the store cannot be reached.
         """
-        finite = np.isfinite(batch.vectors.astype(self._type["vector"].base)).all(axis=1)
+        with np.errstate(over="ignore"):  # too large for the stored type: infinite, and left out below
+            finite = np.isfinite(batch.vectors.astype(self._type["vector"].base)).all(axis=1)
         records = np.zeros(int(finite.sum()), self._type)
         records["key"] = batch.candidate_keys[finite]
         records["group"] = batch.group_keys[finite]

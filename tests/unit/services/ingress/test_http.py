@@ -462,4 +462,4 @@ async def test_a_client_that_goes_away_takes_its_work_with_it(mesh: FakeMesh) ->
     await until(lambda: mesh.in_flight() == 0)
     await request
     assert mesh.ingress.rank_gate.in_flight == 0
-    assert mesh.ingress.counters()["cancelled"] == 1
+    assert mesh.ingress.counters()["requests.rank.cancelled"] == 1
