@@ -45,16 +45,26 @@ class HttpConfig(Config):
     """The front door.
 
     Args:
-        host: Address to listen on. Loopback unless the network in front authenticates: the API itself does not.
+        host: IPv4 address to listen on. Loopback unless the network in front authenticates: the API itself does not.
         port: First of the ``PORTS_PER_MESH`` ports of this mesh, the one that clients use.
         ingress: ``haproxy``: a balancer process in front of the ingress replicas' own servers. ``proxy``: Ray Serve's
             Python proxy. Measured, 500 candidates as JSON, two busy cores: 6 ms against 16 ms a request. HAProxy also
             sends a request to another ingress replica when the first one dies before it answers.
     """
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", pattern=r"^\d{1,3}(\.\d{1,3}){3}$")
     port: int = Field(8341, ge=1_024, le=65_535 - PORTS_PER_MESH)
     ingress: Literal["haproxy", "proxy"] = "haproxy"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host.startswith("127.")
+
+    @property
+    def url(self) -> str:
+        """Base URL for clients on this machine."""
+        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
 
 class WeightsConfig(Config):

@@ -55,6 +55,14 @@ class Ports:
         """First and last port of the ingress replicas' own servers."""
         return self.http + _NUM_FIXED_PORTS, self.http + PORTS_PER_MESH - 1
 
+    def promised(self, config: MeshConfig) -> tuple[int, ...]:
+        """Return the ports that a mesh opens when it starts, the clients' first."""
+        if config.http.ingress == "proxy":
+            return (self.http,)
+        first, _ = self.replicas
+        own = range(first, first + config.ingress.replicas.replicas)
+        return (self.http, self.haproxy_metrics, self.haproxy_stats, self.fallback, *own)
+
 
 @dataclass(frozen=True, slots=True)
 class MeshFolders:

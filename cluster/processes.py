@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,16 +75,16 @@ def members(mesh_id: str, besides: Iterable[int] = ()) -> list[Process]:
     wanted = f"{MESH_VARIABLE}={mesh_id}".encode()
     skipped = {os.getpid(), *besides}
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) in skipped:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in skipped:
             continue
         try:
-            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # another user's, or gone meanwhile
             continue
-        ticks = started_ticks(int(entry)) if wanted in variables else None
+        ticks = started_ticks(int(entry.name)) if wanted in variables else None
         if ticks is not None:
-            found.append(Process(int(entry), ticks))
+            found.append(Process(int(entry.name), ticks))
     return found
 
 
@@ -124,10 +123,3 @@ def wait_until(condition: Callable[[], bool], clock: Waiter, timeout_s: float) -
             return False
         clock.block_s(_POLL_S)
     return True
-
-
-def is_listening(host: str, port: int) -> bool:
-    """Return whether something accepts connections there."""
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex((host, port)) == 0

@@ -1,0 +1,53 @@
+"""Binds the graph of one mesh: which deployments there are, with how many replicas, and who holds whose handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from cluster.config import ReplicaConfig
+from cluster.names import deployment_name, station_configs
+from cluster.stations import Embedding, Foundation, Ingress, Place, Preprocess, Ranking, Sequence, Speculative
+
+
+def build(place: Place) -> Application:
+    """Return the application that ``serve.run`` starts.
+
+    Args:
+        place: Configuration, and what was resolved for it: weights version, store.
+    """
+    replicas = station_configs(place.config)
+    parts: dict[str, tuple[type[Any], tuple[Any, ...]]] = {
+        "preprocess": (Preprocess, ()),
+        **{f"embedding:{shard}": (Embedding, (shard,)) for shard in range(place.config.embedding.num_shards)},
+        "sequence": (Sequence, ()),
+        "speculative": (Speculative, ()),
+        **{f"ranking:{tier}": (Ranking, (tier,)) for tier in place.config.ranking},
+    }
+    if place.config.foundation is not None:
+        parts["foundation"] = (Foundation, ())
+    handles = {name: _deployment(cls, name, replicas[name]).bind(place, *args) for name, (cls, args) in parts.items()}
+    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"])
+    application: Application = front.bind(place, handles)
+    return application
+
+
+def _deployment(cls: type[Any], station: str, config: ReplicaConfig) -> Any:
+    return serve.deployment(
+        cls,
+        name=deployment_name(station),
+        num_replicas=config.replicas,
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_queued_requests=config.max_queued_requests,
+        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
+        health_check_period_s=config.health_check_period_s,
+        health_check_timeout_s=config.health_check_timeout_s,
+        graceful_shutdown_timeout_s=config.graceful_shutdown_timeout_s,
+        # Serve looks this often whether a stopping replica is idle; its default of 2 s is most of a quick stop.
+        graceful_shutdown_wait_loop_s=0.1,
+        max_surge_percent=config.max_surge_percent,
+        # One line a call in every replica: the stations log failures, the ingress logs requests.
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )

@@ -1,0 +1,36 @@
+"""Gives the ingress its handles, each call travelling as the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import EDGES, MeshConfig
+from cluster.handles import RayHandle
+from services.ingress.job import Stations
+
+
+def connect_stations(config: MeshConfig, handles: Mapping[str, DeploymentHandle[Any]]) -> Stations:
+    """Wrap the Serve handles of a mesh.
+
+    Args:
+        config: Says how each call travels.
+        handles: Station name, e.g. ``embedding:1`` -> its Serve handle.
+    """
+    wrapped = {name: RayHandle(name, handle, _by_reference(config, name)) for name, handle in handles.items()}
+    return Stations(
+        preprocess=wrapped["preprocess"],
+        sequence=wrapped["sequence"],
+        embedding=tuple(wrapped[f"embedding:{shard}"] for shard in range(config.embedding.num_shards)),
+        speculative=wrapped["speculative"],
+        ranking={tier: wrapped[f"ranking:{tier}"] for tier in config.ranking},
+        foundation=wrapped.get("foundation"),
+    )
+
+
+def _by_reference(config: MeshConfig, station: str) -> frozenset[str]:
+    prefix = f"{station.partition(':')[0]}."
+    methods = [edge.removeprefix(prefix) for edge in EDGES if edge.startswith(prefix)]
+    return frozenset(method for method in methods if config.transport(station, method) == "reference")

@@ -1,0 +1,275 @@
+"""Starts, finds and ends meshes on this machine.
+
+::
+
+    with Mesh.start(load_mesh(), on_progress=print) as mesh:   # attached: ends with this process
+        ... mesh.url ...
+    Mesh.start(config, detached=True)                          # stays
+    Mesh.find("rankmesh").stop()
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cluster.config import MeshConfig
+from cluster.environment import MeshFolders
+from cluster.loopback import is_listening
+from cluster.owner import GRACE_S, OwnRequest
+from cluster.processes import MESH_VARIABLE, Process, end_members, members, wait_until
+from cluster.state import MeshState, first_state, read_state
+from shared.clock import SystemClock
+from shared.errors import ConfigError, StageUnavailableError
+from shared.settings import child_environment, load_settings
+
+STOP_MARGIN_S = 15.0
+"""What an owner may need beyond ``ray.stop_timeout_s`` to end: the store's last write, leftover processes."""
+
+_LOG_TAIL_CHARS = 2_000
+_LOG_KEPT_BYTES = 2**20
+
+Progress = Callable[[str], None]
+
+
+class Mesh:
+    """One running mesh of this machine.
+
+    Args:
+        folders: Its files.
+        state: What its owner last said.
+        child: Its owner, when this process started it attached.
+    """
+
+    def __init__(self, folders: MeshFolders, state: MeshState, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.folders = folders
+        self.state = state
+        self._child = child
+        self._clock = SystemClock()
+
+    @classmethod
+    def start(
+        cls,
+        config: MeshConfig,
+        *,
+        detached: bool = False,
+        var_dir: Path | None = None,
+        on_progress: Progress | None = None,
+    ) -> Self:
+        """Start a mesh and wait until it answers rank requests.
+
+        Args:
+            config: The mesh.
+            detached: Leave it running when this process ends; otherwise it ends with this process, however that ends.
+            var_dir: Folder of run-time files; None: from the settings.
+            on_progress: Told in a few words what is being done, each time that changes.
+
+        Raises:
+            ConfigError: a mesh of this name runs already, or a port is taken.
+            StageUnavailableError: it did not start; says why. Nothing of it is left.
+        """
+        var_dir = (var_dir or load_settings().var_dir).absolute()
+        folders = MeshFolders.of(var_dir, config.name)
+        running = read_state(folders.state)
+        if running is not None and running.runs:
+            raise ConfigError(
+                f"mesh {config.name} runs already, at {running.url} (process {running.pid})",
+                field="name", value=config.name,
+            )  # fmt: skip
+        if running is not None:
+            _sweep(running, folders)  # what a killed owner may have left
+        folders.root.mkdir(parents=True, exist_ok=True)
+        folders.state.unlink(missing_ok=True)
+        request = OwnRequest(
+            config=_with_absolute_weights(config), var_dir=var_dir, mesh_id=secrets.token_hex(8), attached=not detached
+        )
+        child = _spawn(request, folders)
+        mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
+        try:
+            mesh._await_ready(2 * config.ray.start_timeout_s, on_progress)
+        except BaseException:
+            mesh.stop()
+            raise
+        if detached:
+            child.returncode = 0  # not ours to wait for any more; else its object complains when it is dropped
+            mesh._child = None
+        return mesh
+
+    @classmethod
+    def find(cls, name: str, var_dir: Path | None = None) -> Self | None:
+        """Return the running mesh of a name, None when there is none."""
+        folders = MeshFolders.of((var_dir or load_settings().var_dir).absolute(), name)
+        state = read_state(folders.state)
+        return cls(folders, state) if state is not None and state.runs else None
+
+    @classmethod
+    def end(cls, name: str, var_dir: Path | None = None) -> bool:
+        """End the mesh of a name and whatever a killed one left behind.
+
+        Returns:
+            Whether there was anything to end.
+
+        Raises:
+            StageUnavailableError: a process or a port remains; names it.
+        """
+        folders = MeshFolders.of((var_dir or load_settings().var_dir).absolute(), name)
+        state = read_state(folders.state)
+        if state is None:
+            return False
+        had_any = state.runs or bool(members(state.mesh_id))
+        cls(folders, state).stop()
+        return had_any
+
+    def __enter__(self) -> Self:
+        """Return the mesh."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the mesh."""
+        self.stop()
+
+    @property
+    def name(self) -> str:
+        """Name of the mesh."""
+        return self.state.name
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API."""
+        return self.state.url
+
+    @property
+    def version(self) -> str:
+        """Weights version that it serves."""
+        return self.state.version
+
+    @property
+    def store_url(self) -> str:
+        """URL of its Redis-protocol store, without credentials."""
+        return self.state.store_url
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its owner is alive."""
+        return self.state.owner.is_alive()
+
+    def processes(self) -> list[Process]:
+        """Return every process of the mesh."""
+        return members(self.state.mesh_id)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the mesh has ended or time is up; returns whether it has ended."""
+        return wait_until(lambda: not self._owner_runs(), self._clock, timeout_s)
+
+    def stop(self) -> None:
+        """End the mesh: in order if its owner still can, else by force; then check that nothing remains.
+
+        Raises:
+            StageUnavailableError: a process or a port remains; names it.
+        """
+        self.state.owner.send(signal.SIGTERM)
+        if not self.wait(self.state.stop_timeout_s + STOP_MARGIN_S):
+            self.state.owner.send(signal.SIGKILL)
+            self.wait(GRACE_S)
+        if self._child is not None:
+            self._child.wait()
+            if self._child.stdin is not None:
+                self._child.stdin.close()
+        left = _sweep(self.state, self.folders)
+        ports = [] if left else self._ports_left()
+        if left or ports:
+            what = f"process {left[0].pid}" if left else f"port {ports[0]}"
+            raise StageUnavailableError(f"mesh {self.name} has ended, but {what} remains", stage="mesh")
+        last = read_state(self.folders.state)
+        if last is not None and last.mesh_id == self.state.mesh_id and last.phase != "failed":
+            self.folders.state.unlink(missing_ok=True)  # its owner was killed and could not
+
+    def _await_ready(self, timeout_s: float, on_progress: Progress | None) -> None:
+        told = ""
+
+        def is_settled() -> bool:
+            nonlocal told
+            self.state = read_state(self.folders.state) or self.state
+            if on_progress is not None and self.state.doing != told:
+                told = self.state.doing
+                on_progress(told)
+            return self.state.phase in ("ready", "failed") or not self._owner_runs()
+
+        in_time = wait_until(is_settled, self._clock, timeout_s)
+        self.state = read_state(self.folders.state) or self.state
+        if self.state.phase == "ready":
+            return
+        if not in_time:
+            raise StageUnavailableError(f"mesh {self.name} was not ready within {timeout_s:.0f} s", stage="mesh")
+        reason = self.state.doing if self.state.phase == "failed" else _log_tail(self.folders)
+        raise StageUnavailableError(f"mesh {self.name} did not start: {reason}", stage="mesh")
+
+    def _owner_runs(self) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None
+        return self.state.owner.is_alive()
+
+    def _ports_left(self) -> list[int]:
+        def left() -> list[int]:
+            return [port for port in self.state.ports if is_listening(port)]
+
+        # A port may be another program's by now; but then it was not closed first, and one look would not tell.
+        wait_until(lambda: not left(), self._clock, GRACE_S)
+        return left()
+
+
+def _spawn(request: OwnRequest, folders: MeshFolders) -> subprocess.Popen[bytes]:
+    """Start the owner in a process group of its own, its output in the mesh's log."""
+    path = folders.root / "request.json"
+    path.touch(mode=0o600)  # the store's URL may hold a password
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    _cut_log(folders.log)
+    with folders.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cluster.owner", str(path)],
+            stdin=subprocess.PIPE if request.attached else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=Path(__file__).parents[1],
+            env=child_environment(**{MESH_VARIABLE: request.mesh_id}),
+        )
+
+
+def _with_absolute_weights(config: MeshConfig) -> MeshConfig:
+    """Return the configuration with a weights folder that does not depend on where a process runs."""
+    url = config.weights.url
+    if url is None or "://" in url:
+        return config
+    weights = config.weights.model_copy(update={"url": str(Path(url).absolute())})
+    return config.model_copy(update={"weights": weights})
+
+
+def _sweep(state: MeshState, folders: MeshFolders) -> list[Process]:
+    """End every process of an earlier start; returns what would not end."""
+    left = end_members(state.mesh_id, SystemClock(), GRACE_S)
+    shutil.rmtree(folders.short, ignore_errors=True)
+    return left
+
+
+def _cut_log(path: Path) -> None:
+    """Keep the end of a long log: every start appends to it."""
+    if path.exists() and path.stat().st_size > 2 * _LOG_KEPT_BYTES:
+        path.write_bytes(path.read_bytes()[-_LOG_KEPT_BYTES:])
+
+
+def _log_tail(folders: MeshFolders) -> str:
+    try:
+        text = folders.log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_CHARS:]
+    except OSError:
+        text = ""
+    return f"its process ended; {folders.log} ends:\n{text}"

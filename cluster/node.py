@@ -1,0 +1,124 @@
+"""Ray on this machine, and the stations on it: started, watched and stopped by the owner of a mesh.
+
+Imported after the environment is set: Ray reads it at import.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray import serve
+
+from cluster.app import build
+from cluster.config import MeshConfig
+from cluster.names import APP
+from cluster.processes import Waiter, wait_until
+from cluster.stations import Place
+from shared.errors import StageUnavailableError
+from shared.log import JsonLogger
+
+_LOGS_KEPT = 2
+
+
+class Node:
+    """One Ray node with one Serve application.
+
+    Args:
+        config: The mesh.
+        runtime: Folder of Ray's files.
+        clock: Measures waiting.
+    """
+
+    def __init__(self, config: MeshConfig, runtime: Path, clock: Waiter) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._clock = clock
+
+    def start(self) -> None:
+        """Start Ray's daemons as children of this process: Linux kills them when it dies, however it dies.
+
+        ``ray start`` would leave daemons that only a stop by name ends.
+        """
+        _drop_old_logs(self._runtime)
+        ray.init(
+            address="local",
+            num_cpus=self._config.ray.num_cpus,
+            object_store_memory=self._config.ray.object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            namespace=self._config.name,
+            _temp_dir=str(self._runtime),
+        )
+
+    def open_door(self) -> None:
+        """Start Serve's controller and its HTTP door."""
+        serve.start(http_options={"host": self._config.http.host, "port": self._config.http.port})
+
+    def run(self, place: Place, progress: Callable[[int, int], None]) -> None:
+        """Start every station and wait until all are healthy.
+
+        Args:
+            place: What the replicas are told.
+            progress: Told replicas that run and replicas wanted, again and again; what it raises ends the wait.
+
+        Raises:
+            StageUnavailableError: a station did not start; names it and says why.
+        """
+        target = serve.RunTarget(build(place), name=APP, route_prefix="/")
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+        def settled() -> bool:
+            application = serve.status().applications.get(APP)
+            if application is None:
+                return False
+            states = [each.replica_states for each in application.deployments.values()]
+            num_ready = sum(count for each in states for state, count in each.items() if state == "RUNNING")
+            progress(num_ready, sum(sum(each.values()) for each in states))
+            return application.status in ("RUNNING", "DEPLOY_FAILED", "UNHEALTHY")
+
+        wait_until(settled, self._clock, self._config.ray.start_timeout_s)
+        application = serve.status().applications[APP]
+        if application.status != "RUNNING":
+            late = {name: each for name, each in application.deployments.items() if each.status != "HEALTHY"}
+            reasons = "; ".join(f"{name}: {each.message or each.status}" for name, each in late.items())
+            raise StageUnavailableError(f"stations did not start ({application.status}): {reasons}", stage="mesh")
+
+    def is_alive(self) -> bool:
+        """Return whether this process is still connected to Ray."""
+        return ray.is_initialized()
+
+    def stop(self, logger: JsonLogger) -> None:
+        """Let the stations finish what they hold, then end Ray's daemons; both within the configured time.
+
+        Args:
+            logger: Told when it did not end in order; the owner ends the processes by their id next.
+        """
+        if not ray.is_initialized():
+            return
+
+        def in_order() -> None:
+            try:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+                ray.shutdown()
+            except Exception as error:  # noqa: BLE001 - a half-dead node raises anything; its processes are ended anyway
+                logger.warning("ray_stop_failed", error=error)
+
+        # On a thread: with the node half dead either call may wait for ever.
+        thread = threading.Thread(target=in_order, daemon=True, name="ray-stop")
+        thread.start()
+        thread.join(self._config.ray.stop_timeout_s)
+        if thread.is_alive():
+            logger.warning("ray_stop_late", stop_timeout_s=self._config.ray.stop_timeout_s)
+
+
+def _drop_old_logs(runtime: Path) -> None:
+    """Keep the logs of the last starts only: each is some megabytes."""
+    folders = sorted(runtime.glob("session_2*"), key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-_LOGS_KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)

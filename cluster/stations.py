@@ -1,0 +1,259 @@
+"""What Ray Serve runs: one thin class a station, around the plain service of ``services/``.
+
+Each class is built inside its replica's process and imports its service there, so that a replica loads what it needs
+and no more (torch takes 2 s and 200 MB; preprocess, speculative and ingress do without).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from cluster.config import MeshConfig
+from shared.clock import SystemClock
+from shared.log import JsonLogger, Level
+from shared.settings import load_settings
+from shared.userlog import StoreConfig
+from shared.weights import WeightReader, WeightStore
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from numpy.typing import NDArray
+
+    from shared.schema.api import Event
+    from shared.schema.embeddings import EmbeddingRows
+    from shared.schema.features import FeatureBatch, PreprocessTask
+    from shared.schema.ranking import RankedList, RankTask
+    from shared.schema.speculative import PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
+    from shared.schema.user import EncodeTask, UserState
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a replica is told about the mesh it belongs to; travels by pickle.
+
+    Args:
+        config: The whole configuration.
+        version: Weights version, resolved once for all stations.
+        weights_url: Weight store.
+        store: How to reach the Redis-protocol store.
+    """
+
+    config: MeshConfig
+    version: str
+    weights_url: str
+    store: StoreConfig
+
+    def weights(self) -> WeightReader:
+        """Open the weights version."""
+        return WeightStore(self.weights_url).open(self.version)
+
+
+class Station:
+    """Base of the stations.
+
+    Args:
+        place: The mesh.
+        threads: Threads of one torch operation; None for a station without torch.
+    """
+
+    service: Any
+
+    def __init__(self, place: Place, threads: int | None) -> None:
+        self.place = place
+        self.clock = SystemClock()
+        self.replica = replica_name()
+        settings = load_settings()
+        self.logger = JsonLogger(level=cast(Level, settings.log_level), clock=self.clock).bind(mesh=place.config.name)
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+
+    async def check_health(self) -> None:
+        """Answer Serve's health check."""
+        await self.service.check_health()
+
+    async def status(self) -> dict[str, Any]:
+        """Return version and counters of this replica."""
+        status: dict[str, Any] = self.service.status()
+        return status
+
+    async def __del__(self) -> None:
+        """Let the service finish: Serve awaits this when it stops a replica in order."""
+        service: Any = getattr(self, "service", None)  # none when the constructor failed
+        if hasattr(service, "aclose"):
+            await service.aclose()
+
+
+class Preprocess(Station):
+    """``preprocess``."""
+
+    def __init__(self, place: Place) -> None:
+        from services.preprocess.service import PreprocessService
+
+        super().__init__(place, None)
+        self.service = PreprocessService.from_weights(
+            place.config.preprocess.service, place.weights(), self.clock, self.replica, self.logger
+        )
+
+    async def extract(self, task: PreprocessTask) -> FeatureBatch:
+        """See ``PreprocessService.extract``."""
+        features: FeatureBatch = await self.service.extract(task)
+        return features
+
+
+class Embedding(Station):
+    """``embedding:<shard>``."""
+
+    def __init__(self, place: Place, shard: int) -> None:
+        from services.embedding.service import EmbeddingService
+
+        super().__init__(place, place.config.embedding.replicas.threads)
+        config = place.config.embedding_service(shard)
+        self.service = EmbeddingService.from_weights(config, place.weights(), self.clock, self.replica, self.logger)
+
+    async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
+        """See ``EmbeddingService.lookup``."""
+        rows: EmbeddingRows = await self.service.lookup(features, remaining_ms)
+        return rows
+
+
+class Sequence(Station):
+    """``sequence``."""
+
+    def __init__(self, place: Place) -> None:
+        from services.sequence.service import SequenceService
+        from shared.userlog import RedisUserLog, connect
+
+        super().__init__(place, place.config.sequence.replicas.threads)
+        log = RedisUserLog(connect(place.store), place.config.user_log())
+        self.service = SequenceService.from_weights(
+            place.config.sequence.service, place.weights(), log, self.clock, self.replica, self.logger
+        )
+
+    async def encode(self, task: EncodeTask) -> UserState:
+        """See ``SequenceService.encode``."""
+        state: UserState = await self.service.encode(task)
+        return state
+
+    async def append(self, events: list[Event]) -> dict[str, int]:
+        """See ``SequenceService.append``."""
+        result: dict[str, int] = await self.service.append(events)
+        return result
+
+
+class Speculative(Station):
+    """``speculative``."""
+
+    def __init__(self, place: Place) -> None:
+        from services.speculative.service import SpeculativeService
+        from services.speculative.store import EmbeddingStore
+        from shared.userlog import connect
+
+        super().__init__(place, None)
+        config = place.config.speculative_service(int(place.weights().json("model")["speculative_width"]))
+        # The one client class has more than this store uses; Redis Cluster's has the same methods.
+        client: Any = connect(place.store)
+        store = EmbeddingStore(client, config, place.version, self.clock)
+        self.service = SpeculativeService(config, store, place.version, self.clock, self.replica, self.logger)
+
+    async def lookup(self, task: SpeculativeTask, features: FeatureBatch) -> SpeculativeEmbeddings:
+        """See ``SpeculativeService.lookup``."""
+        found: SpeculativeEmbeddings = await self.service.lookup(task, features)
+        return found
+
+    async def fill(self, task: SpeculativeTask, batch: PrecomputedBatch) -> int:
+        """See ``SpeculativeService.fill``."""
+        stored: int = await self.service.fill(task, batch)
+        return stored
+
+
+class Foundation(Station):
+    """``foundation``."""
+
+    def __init__(self, place: Place) -> None:
+        from services.speculative.foundation import FoundationService
+
+        part = place.config.foundation
+        assert part is not None  # deployed only where there is one
+        super().__init__(place, part.replicas.threads)
+        self.service = FoundationService.from_weights(
+            part.service, place.weights(), self.clock, self.replica, self.logger
+        )
+
+    async def precompute(
+        self,
+        task: SpeculativeTask,
+        positions: NDArray[Any],
+        features: FeatureBatch,
+        state: UserState | None,
+        *rows: EmbeddingRows | None,
+    ) -> PrecomputedBatch:
+        """See ``FoundationService.precompute``."""
+        batch: PrecomputedBatch = await self.service.precompute(task, positions, features, state, *rows)
+        return batch
+
+
+class Ranking(Station):
+    """``ranking:<tier>``."""
+
+    def __init__(self, place: Place, tier: str) -> None:
+        from services.ranking.service import RankingService
+
+        super().__init__(place, place.config.ranking[tier].replicas.threads)
+        config = place.config.ranking_service(tier)
+        self.service = RankingService.from_weights(config, place.weights(), self.clock, self.replica, self.logger)
+
+    async def rank(
+        self,
+        task: RankTask,
+        features: FeatureBatch,
+        state: UserState | None,
+        spec: SpeculativeEmbeddings | None,
+        *rows: EmbeddingRows | None,
+    ) -> RankedList:
+        """See ``RankingService.rank``."""
+        ranked: RankedList = await self.service.rank(task, features, state, spec, *rows)
+        return ranked
+
+
+class Ingress(Station):
+    """``ingress``: the HTTP server of this replica is made by Serve from ``__serve_build_asgi_app__``.
+
+    Args:
+        place: The mesh.
+        handles: Station name -> its Serve handle.
+    """
+
+    def __init__(self, place: Place, handles: dict[str, DeploymentHandle[Any]]) -> None:
+        from cluster.connect import connect_stations
+        from cluster.status import MeshDirectory
+        from services.ingress.model_info import ModelInfo
+        from services.ingress.service import IngressService
+
+        super().__init__(place, None)
+        self.service = IngressService(
+            place.config.ingress_service(),
+            connect_stations(place.config, handles),
+            ModelInfo.from_weights(place.weights()),
+            MeshDirectory(place.config, handles, place.store, self.clock),
+            self.clock,
+            self.replica,
+            logger=self.logger,
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application that this replica serves."""
+        from services.ingress.http import create_app
+
+        return create_app(self.service)
+
+
+def replica_name() -> str:
+    """Return the name of this replica: its deployment and Serve's own id for it, e.g. ``embedding-0-3k9q1x2z``."""
+    replica = serve.get_replica_context().replica_id
+    return f"{replica.deployment_id.name}-{replica.unique_id}"
