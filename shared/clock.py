@@ -84,7 +84,12 @@ class ManualClock:
 
         Args:
             duration_s: Seconds to move, 0 or more.
+
+        Raises:
+            ValueError: ``duration_s`` is negative or not a number.
         """
+        if not duration_s >= 0:
+            raise ValueError(f"duration must be 0 or more seconds, is {duration_s}")
         end_s = self._time_s + duration_s
         await _settle()
         while self._sleepers and self._sleepers[0][0] <= end_s:

@@ -65,13 +65,23 @@ class Deadline:
         )
 
     async def run(self, work: Awaitable[ResultT], stage: str) -> ResultT:
-        """Await ``work`` for at most the remaining time; cancel it when the time is up.
+        """Await ``work`` for at most the remaining time; cancel it when the time is up, and wait until it has ended.
 
         Raises:
             DeadlineExceededError: when the time ran out first.
         """
+        # Not ``asyncio.timeout``: that counts on the loop's clock, whichever clock this deadline belongs to, and gives
+        # the same TimeoutError as a socket of the work whose time ran out while the request has some left.
+        task = asyncio.ensure_future(work)
+        timer = asyncio.ensure_future(self.clock.sleep_s(self.to_wire_ms() / 1e3))
         try:
-            async with asyncio.timeout(self.to_wire_ms() / 1e3):
-                return await work
-        except TimeoutError as error:
-            raise self.error(stage) from error
+            await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            is_late = not task.done()
+            if is_late:
+                task.cancel()
+                await asyncio.wait({task})
+        if is_late and task.cancelled():
+            raise self.error(stage)
+        return task.result()
