@@ -58,12 +58,16 @@ class LocalCall:
         task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait for the value."""
-        return asyncio.shield(self._task).__await__()
+        """Wait for the value.
+
+        Raises:
+            RankMeshError: the callee's; a bug of the callee or a cancelled call is ``StageUnavailableError``.
+        """
+        return self._value().__await__()
 
     async def ready(self) -> None:
         """Wait until the task has ended."""
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._task])  # a caller that is cancelled here leaves the task alone
 
     async def failure(self) -> RankMeshError | None:
         """Return the task's error, mapped to the error tree."""
@@ -78,6 +82,14 @@ class LocalCall:
     def cancel(self) -> None:
         """Cancel the task."""
         self._task.cancel()
+
+    async def _value(self) -> Any:
+        error = await self.failure()
+        if error is None:
+            return self._task.result()
+        if self._task.cancelled() or error is self._task.exception():
+            raise error
+        raise error from self._task.exception()
 
 
 class LocalHandle:
