@@ -7,7 +7,7 @@ The tree (HTTP status in brackets, ``*`` = a retry on another replica may help):
     │   ├── MalformedBodyError [400]      the body cannot be parsed at all
     │   ├── PayloadTooLargeError [413]    the body is over the byte limit
     │   └── UnsupportedMediaTypeError [415]
-    ├── OverloadedError [429]             shed at admission; carries retry_after_s
+    ├── OverloadedError [429] *           shed before any work; carries retry_after_s
     ├── DeadlineExceededError [504]       the budget is gone and there is no answer to give
     ├── StageUnavailableError [503] *     a station has no live replica, or one died under the call
     ├── VersionMismatchError [503] *      a station does not hold the asked weights version
@@ -85,7 +85,7 @@ class UnsupportedMediaTypeError(InvalidRequestError):
 
 
 class OverloadedError(RankMeshError):
-    """Shed at admission, before any work; context has ``retry_after_s``."""
+    """Shed before any work, at admission or by a full replica; context has ``retry_after_s``."""
 
     code = "overloaded"
     http_status = 429

@@ -49,7 +49,7 @@ def canonical_id(value: EntityId) -> EntityId:
 def id_key(value: EntityId) -> int:
     """Map an id to its signed 64-bit key.
 
-    Integers 0 .. 2**63 - 1 are their own key; strings get a negative key from ``hash64``, so that the two kinds never meet.
+    Integers 0 .. 2**63 - 1 are their own key; strings get a negative key from ``hash64``: the two kinds never meet.
     """
     value = canonical_id(value)
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""FeatureBatch: the candidates of one request as jagged table rows, ids de-duplicated (preprocess -> embedding, ranking)."""
+"""The candidates of one request as jagged table rows, ids de-duplicated (preprocess -> embedding, ranking)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FeatureBatch:
         stamp: Provenance.
         candidate_keys: int64 [C], the 64-bit id keys, in request order.
         group_keys: int64 [C], key of each candidate's ad group (for the speculative cache), 0 when unknown.
-        unique_rows: table -> int64 [U], the distinct rows that this request needs, ascending; row 0 = out of vocabulary.
+        unique_rows: table -> int64 [U], the distinct rows that this request needs, ascending; 0 = out of vocabulary.
         features: feature -> its jagged ids.
         dense: float32 [C, number of dense candidate features].
         num_oov: feature -> number of ids that no vocabulary holds, served by row 0.
