@@ -48,7 +48,7 @@ class Calibration:
     def apply(self, logits: npt.NDArray[np.float32], which: Pass) -> npt.NDArray[np.float32]:
         """Calibrate logits: float32 [C, O] -> float32 [C, O]."""
         scale, offset = self._parameters[which]
-        return logits * scale + offset
+        return np.asarray(logits * scale + offset, np.float32)
 
     def tensors(self) -> Tensors:
         """Return the arrays under the names that ``from_weights`` reads."""

@@ -170,8 +170,10 @@ class RankerConfig(Config):
     head_width: int = Field(64, ge=1)
     first_pass_width: int = Field(32, ge=1)
     speculative_width: int = Field(16, ge=1)
-    objective_weights: dict[str, float] = {"click": 1.0, "conversion": 1.0}
-    tiers: dict[str, TierConfig] = {"light": TierConfig(head_max=0), "full": TierConfig(head_max=500)}
+    objective_weights: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(OBJECTIVES, 1.0))
+    tiers: dict[str, TierConfig] = Field(
+        default_factory=lambda: {"light": TierConfig(head_max=0), "full": TierConfig(head_max=500)}
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,16 +1,19 @@
-"""From a ranker in memory to the groups and documents of a weights version."""
+"""From a ranker in memory to the groups and documents of a weights version, and back."""
 
 from __future__ import annotations
 
+import torch
+
 from models.calibration import Calibration
+from models.config import RankerConfig
 from models.embedding import catalog as catalog_group
 from models.embedding import vocabulary as vocabulary_group
 from models.embedding.catalog import ItemCatalog
-from models.embedding.tables import group
+from models.embedding.tables import group, table_weight
 from models.embedding.vocabulary import Vocabulary
 from models.ranker import Ranker
-from models.source import MemorySource, Tensors
-from models.stations import DENSE_GROUP, NETWORK_PREFIX
+from models.source import MemorySource, Tensors, WeightSource
+from models.stations import DENSE_GROUP, NETWORK_PREFIX, item_genre_matrix, load_network
 
 
 def export_source(
@@ -38,3 +41,21 @@ def export_source(
         groups[group(table.name)] = ranker.tables.export(table.name)
         groups[vocabulary_group.GROUP] |= vocabularies[table.name].tensors(table.name)
     return MemorySource(version, groups, {"model": ranker.config.model_dump(mode="json")})
+
+
+def import_ranker(source: WeightSource) -> Ranker:
+    """Return a weights version as a whole ranker, for evaluation and further training.
+
+    Raises:
+        WeightsError: the weights do not fit their model.
+    """
+    config = RankerConfig.model_validate(source.json("model"))
+    weights = {table.name: table_weight(source, table.name) for table in config.tables}
+    items = vocabulary_group.Vocabulary.from_weights(source, "item")
+    genres = item_genre_matrix(items, ItemCatalog.from_weights(source), len(weights["item"]), len(weights["genre"]))
+    ranker = Ranker(config, {name: len(weight) for name, weight in weights.items()}, genres)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            ranker.tables.weights[name].copy_(torch.tensor(weight))
+        ranker.network.load_state_dict(load_network(source, config).state_dict())
+    return ranker.eval()

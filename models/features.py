@@ -109,6 +109,5 @@ def _unique_by_table(
         unique, inverse = np.unique(np.concatenate(parts), return_inverse=True)
         unique_rows[table] = unique
         bounds = np.cumsum([len(part) for part in parts])[:-1]
-        for name, ids in zip(names, np.split(inverse.astype(np.int32), bounds), strict=True):
-            positions[name] = ids
+        positions |= dict(zip(names, np.split(inverse.astype(np.int32), bounds), strict=True))
     return unique_rows, positions

@@ -34,7 +34,8 @@ class FirstPass(nn.Module):
     def encode(self, tokens: Tensor) -> Tensor:
         """Fold the candidate's projection into the user vectors: [R, B, D] -> [B, O, F * D]."""
         flat = self.norm(tokens).transpose(0, 1).flatten(1)
-        return self.user(flat).view(-1, *self.shape) @ self.item.weight
+        users: Tensor = self.user(flat).view(-1, *self.shape) @ self.item.weight
+        return users
 
     def rank(self, users: Tensor, pooled: Tensor, layout: CandidateLayout) -> Tensor:
         """Score: user vectors [B, O, F * D], pooled [C, F, D] -> logits [C, O]."""
@@ -69,7 +70,8 @@ class Heads(nn.Module):
         """Return logits [C, O] and the speculative embedding [C, E] in (-1, 1) of candidate tokens [N, C, D]."""
         own = self.hidden(tokens.transpose(0, 1).flatten(1))
         hidden = functional.relu(own + layout.rows(given))
-        return self.logits(hidden), torch.tanh(self.speculative(hidden))
+        # Detached: what trains the embedding's own map must not steer the scores.
+        return self.logits(hidden), torch.tanh(self.speculative(hidden.detach()))
 
 
 def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -78,7 +80,7 @@ def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     The second logit is of a conversion given a click, so a conversion is never likelier than its click.
     """
     # exp of a clipped value: a logit beyond 80 is certain in float32 anyway, and the clip keeps exp finite.
-    chance = 1.0 / (1.0 + np.exp(-np.clip(logits, -80.0, 80.0)))
+    chance = np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -80.0, 80.0))), np.float32)
     chance[:, CONVERSION] *= chance[:, CLICK]
     return chance
 
@@ -88,4 +90,4 @@ def combined_value(scores: npt.NDArray[np.float32], weights: npt.NDArray[np.floa
     value = scores[:, 0] * weights[0]
     for objective in range(1, len(weights)):
         value = value + scores[:, objective] * weights[objective]
-    return value
+    return np.asarray(value, np.float32)

@@ -65,12 +65,12 @@ class RequestInputs:
 
 def weight_buckets(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Return the bucket of each event weight, half a point a bucket: float32 of any shape -> int64."""
-    return np.rint(np.clip(weights, 0.0, WEIGHT_MAX) * 2.0).astype(np.int64)
+    return np.asarray(np.rint(np.clip(weights, 0.0, WEIGHT_MAX) * 2.0), np.int64)
 
 
 def gap_buckets(gaps_s: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the bucket of each time gap in seconds: int64 of any shape -> int64; 0 and 1 second share bucket 0."""
-    return np.searchsorted(_GAP_BOUNDS_S, gaps_s, side="right")
+    return np.asarray(np.searchsorted(_GAP_BOUNDS_S, gaps_s, side="right"), np.int64)
 
 
 def request_inputs(

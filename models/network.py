@@ -6,6 +6,8 @@ the cost of N candidates is ``N * candidate side + request side``.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +16,7 @@ from models.config import RankerConfig
 from models.heads import FirstPass, Heads
 from models.inputs import DENSE_FEATURES
 from models.layers.layout import CandidateLayout
-from models.sequence_encoder import INIT_STD, SequenceEncoder
+from models.sequence_encoder import INIT_STD, EncoderLayer, SequenceEncoder
 from models.wukong import Contributions, InteractionLayer
 from shared.schema.speculative import HitLevel
 
@@ -75,12 +77,11 @@ class RankingNetwork(nn.Module):
         made = self.dense(dense).view(len(dense), -1, self.config.width)
         tokens = torch.cat([features, made], dim=1).transpose(0, 1)
         state: State = {} if seen is None else {"mask": seen}
-        for index, (layer, interaction) in enumerate(zip(self.encoder.layers, self.layers, strict=True)):
-            history = layer(history, seen)
-            keys, values = layer.keys_values(history)
+        for index, module in enumerate(self.layers):
+            interaction, layer = cast(InteractionLayer, module), cast(EncoderLayer, self.encoder.layers[index])
+            history, summaries, keys, values = layer.encode(history, seen)
             if index == 0:
-                summaries = history[:, : self.config.encoder.num_summaries].transpose(0, 1)
-                tokens = torch.cat([tokens, summaries])
+                tokens = torch.cat([tokens, summaries.transpose(0, 1)])
             tokens, contributions = interaction.encode(tokens, keys, values, seen)
             state.update(contributions.named(index))
         state["first"] = self.first.encode(tokens)
@@ -112,7 +113,7 @@ class RankingNetwork(nn.Module):
             extra = self.speculative(speculative) + functional.embedding(levels, self.presence)
         tokens = torch.cat([pooled.transpose(0, 1), extra[None]])
         mask = state.get("mask")
-        for index, interaction in enumerate(self.layers):
-            tokens = interaction.rank(tokens, Contributions.of(state, index), mask, layout)
+        for index, module in enumerate(self.layers):
+            tokens = cast(InteractionLayer, module).rank(tokens, Contributions.of(state, index), mask, layout)
         logits, embedding = self.heads.rank(tokens, state["heads"], layout)
         return logits, embedding

@@ -1,8 +1,8 @@
 """Oracle: scores a request in one process, the plain way, to say what the mesh must answer.
 
 It shares no code with the serving path beyond configuration and weight names: every pair of request and candidate
-carries its own copy of the user side through whole, masked matrices; ids are looked up in dictionaries, tables are never
-sharded, nothing is computed once for several pairs, and the order comes from a sort.
+carries its own copy of the user side through whole, masked matrices; ids are looked up in dictionaries, tables are
+never sharded, nothing is computed once for several pairs, and the order comes from a sort.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Oracle:
     # ------------------------------------------------------------------------------------------------ inputs
 
     def _row(self, table: str, value: EntityId) -> int:
-        return self._rows[table].get(id_key(value), 0)
+        return int(self._rows[table].get(id_key(value), 0))
 
     def _pool(self, candidates: Sequence[EntityId], missing: set[int], num_shards: int) -> Tensor:
         """Return pooled candidate embeddings [C, F, D], rows of missing shards replaced by row 0."""
@@ -241,6 +241,7 @@ class Oracle:
             genres = self._items[key][0] if row else []
             if self.config.encoder.genre_events and genres:
                 token += sum(self._tables["genre"][genre] for genre in genres) / len(genres)
+            token *= self._dense["network.encoder.events.gains"][round(weights[index] * 2)]
             token += buckets[round(weights[index] * 2)]
             # Two buckets an octave from 2 seconds on; the epsilon keeps exact powers of two in their own bucket.
             octaves = math.floor(2 * math.log2(gaps[index]) + 1e-12) - 1 if gaps[index] > 1 else 0
@@ -270,10 +271,10 @@ class Oracle:
         history = history.repeat(count, 1, 1)
         candidate = torch.cat([pooled, extra[:, None]], dim=1)
         for layer in range(self.config.num_layers):
-            history = self._encode(layer, history)
+            history, key, value = self._encode(layer, history)
             if layer == 0:
                 request = torch.cat([request, history[:, : self.config.encoder.num_summaries]], dim=1)
-            request, candidate = self._interact(layer, request, candidate, history)
+            request, candidate = self._interact(layer, request, candidate, key, value)
         flat = self._norm("first.norm", request).flatten(1)
         users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
         first = (users * self._linear("first.item", pooled.flatten(1))[:, None]).sum(2)
@@ -282,19 +283,20 @@ class Oracle:
         )
         return first, self._linear("heads.logits", hidden), torch.tanh(self._linear("heads.speculative", hidden))
 
-    def _encode(self, layer: int, tokens: Tensor) -> Tensor:
+    def _encode(self, layer: int, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         name = f"encoder.layers.{layer}"
-        query, key, value = self._linear(f"{name}.query_key_value", self._norm(f"{name}.norm_attention", tokens)).chunk(
-            3, 2
-        )
-        tokens = tokens + self._linear(f"{name}.attention_out", self._attend(query, key, value))
         hidden = torch.relu(self._linear(f"{name}.up", self._norm(f"{name}.norm_feed_forward", tokens)))
-        return tokens + self._linear(f"{name}.down", hidden)
+        tokens = tokens + self._linear(f"{name}.down", hidden)
+        seen = self._norm(f"{name}.norm_out", tokens)
+        key, value = self._linear(f"{name}.key_value", seen).chunk(2, 2)
+        attended = self._attend(self._linear(f"{name}.query", seen), key, value)
+        is_summary = torch.arange(tokens.shape[1]) < self.config.encoder.num_summaries
+        return tokens + is_summary[:, None] * self._linear(f"{name}.attention_out", attended), key, value
 
-    def _interact(self, layer: int, request: Tensor, candidate: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+    def _interact(
+        self, layer: int, request: Tensor, candidate: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         name, own, other = f"layers.{layer}", f"layers.{layer}.request", f"layers.{layer}.candidate"
-        seen = self._norm(f"encoder.layers.{layer}.norm_out", history)
-        key, value = self._linear(f"encoder.layers.{layer}.key_value", seen).chunk(2, 2)
         inputs = torch.cat([request, candidate], dim=1)
         queries = self._triangular(name, "query_tokens") @ inputs
         num_own = self.config.request_group.num_queries
@@ -417,13 +419,12 @@ def compare(answer: OracleAnswer, response: Ranked, tolerance: float) -> list[st
     full = np.asarray(response.full_pass, np.bool_)
     expected = np.where(full[:, None], answer.full_scores[order], answer.first_scores[order])
     wrong_pass = full != answer.full_pass[order]
-    for position in order[wrong_pass & ~_near_head_edge(answer, order, tolerance)].tolist():
-        differences.append(f"candidate {position} was scored by the wrong pass")
+    wrong = order[wrong_pass & ~_near_head_edge(answer, order, tolerance)].tolist()
+    differences += [f"candidate {position} was scored by the wrong pass" for position in wrong]
     error = np.abs(response.scores.astype(np.float64) - expected)
-    for rank, objective in zip(*np.nonzero(~(error <= tolerance)), strict=True):
-        differences.append(
-            f"candidate {order[rank]} objective {objective}: {response.scores[rank, objective]!r}, must be {expected[rank, objective]!r}"
-        )
+    for rank, objective in np.argwhere(~(error <= tolerance)).tolist():
+        found, must = float(response.scores[rank, objective]), float(expected[rank, objective])
+        differences.append(f"candidate {order[rank]} objective {objective}: {found!r}, must be {must!r}")
     return differences + _order_differences(answer, response, order, full, tolerance)
 
 
@@ -455,6 +456,5 @@ def _order_differences(
     # Whoever stands at a rank must be worth what the oracle's candidate there is worth.
     mine = np.where(full, answer.full_values[order], answer.first_values[order])
     theirs = answer.values[answer.order]
-    for rank in np.flatnonzero(~(np.abs(mine - theirs) <= 2 * tolerance)).tolist():
-        differences.append(f"rank {rank}: candidate {order[rank]} stands where {answer.order[rank]} must")
-    return differences
+    wrong = np.flatnonzero(~(np.abs(mine - theirs) <= 2 * tolerance)).tolist()
+    return differences + [f"rank {rank}: candidate {order[rank]}, must be {answer.order[rank]}" for rank in wrong]

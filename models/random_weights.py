@@ -10,10 +10,12 @@ from models.config import EncoderConfig, GroupConfig, RankerConfig
 from models.embedding.catalog import ItemCatalog
 from models.embedding.vocabulary import Vocabulary
 from models.export import export_source
+from models.golden import GoldenRequest, add_golden
 from models.ranker import Ranker
 from models.source import MemorySource
 from models.stations import item_genre_matrix
-from shared.hashing import id_keys
+from shared.hashing import EntityId, id_keys
+from shared.schema.user import UserHistory
 
 GENRES = ("Action", "Comedy", "Drama", "Horror", "Romance")
 TINY = RankerConfig(
@@ -37,8 +39,8 @@ def random_weights(
 ) -> MemorySource:
     """Return a weight source with random weights.
 
-    Items have the ids 1 to ``num_items`` (with 0 to 3 genres of ``GENRES`` and a year from 1990 on), users 1 to ``num_users``; surfaces are
-    ``ml-1m`` and ``web``.
+    Items have the ids 1 to ``num_items``, with 0 to 3 genres of ``GENRES`` and a year from 1990 on; users 1 to
+    ``num_users``; surfaces are ``ml-1m`` and ``web``. A golden request is among them.
 
     Args:
         config: Sizes.
@@ -85,4 +87,15 @@ def random_weights(
         for name in ("first", "full")
     }
     calibration = Calibration({"first": scales["first"].astype(np.float32), "full": scales["full"].astype(np.float32)})
-    return export_source(ranker, vocabularies, catalog, calibration, version)
+    source = export_source(ranker, vocabularies, catalog, calibration, version)
+    length = min(config.history_length, num_items)
+    history = UserHistory(
+        item_keys=random.permutation(items)[:length],
+        weights=(random.integers(1, 11, length) / 2).astype(np.float32),
+        timestamps_s=np.cumsum(random.integers(0, 10_000, length)),
+        num_total=length + 3,
+        profile={"gender": "F", "age": "25", "zip_code": "94110"},
+    )
+    candidates: list[EntityId] = [*items[: min(num_items, 20)].tolist(), "no-such-item"]
+    add_golden(source, GoldenRequest(1, candidates, "web", 10_000 * length + 50, history))
+    return source

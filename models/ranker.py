@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from models.config import RankerConfig
+from models.config import FeatureConfig, RankerConfig
 from models.embedding.tables import ReferenceTables
 from models.inputs import RequestInputs
 from models.layers.layout import CandidateLayout
@@ -59,7 +59,7 @@ class CandidateTensors:
 def genre_matrix(
     genre_rows: npt.NDArray[np.int64], genre_offsets: npt.NDArray[np.int64], num_genre_rows: int
 ) -> npt.NDArray[np.float32]:
-    """Return mean pooling of jagged genre rows as a matrix: float32 [N, num_genre_rows], rows of items without are 0."""
+    """Return mean pooling of jagged genre rows as a matrix: float32 [N, num_genre_rows], 0 for items without."""
     counts = np.diff(genre_offsets)
     matrix = np.zeros((len(counts), num_genre_rows), np.float32)
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -105,12 +105,14 @@ class Ranker(nn.Module):
 
     def pool(self, candidates: CandidateTensors) -> Tensor:
         """Return the pooled embeddings [C, F, D] of candidates."""
-        by_name = {
-            "item_id": lambda table: self.tables.lookup(table, candidates.item_rows),
-            "genres": lambda table: candidates.genre_weights @ self.tables.weights[table],
-            "year": lambda table: self.tables.lookup(table, candidates.year_rows),
-        }
-        return torch.stack([by_name[feature.name](feature.table) for feature in self.config.candidate_features], dim=1)
+        return torch.stack([self._pooled(feature, candidates) for feature in self.config.candidate_features], dim=1)
+
+    def _pooled(self, feature: FeatureConfig, candidates: CandidateTensors) -> Tensor:
+        if feature.name == "genres":
+            genres: Tensor = candidates.genre_weights @ self.tables.weights[feature.table]
+            return genres
+        rows = candidates.item_rows if feature.name == "item_id" else candidates.year_rows
+        return self.tables.lookup(feature.table, rows)
 
     def first_pass(self, state: State, pooled: Tensor, request_index: Tensor) -> Tensor:
         """Score cheaply: pooled [C, F, D], request index int64 [C] -> logits [C, O]."""

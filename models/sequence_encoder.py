@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,6 +26,7 @@ class EventEmbedding(nn.Module):
         self.num_positions = config.encoder.position_buckets
         num_buckets = NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS + self.num_positions
         self.buckets = nn.Parameter(torch.randn(num_buckets, config.width) * INIT_STD)
+        self.gains = nn.Parameter(torch.ones(NUM_WEIGHT_BUCKETS, config.width))
 
     def forward(self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, lengths: Tensor) -> Tensor:
         """Embed B padded histories.
@@ -46,11 +45,15 @@ class EventEmbedding(nn.Module):
             ranks = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)
             ids.append(ranks.clamp(0, self.num_positions - 1) + (NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS))
         bags = torch.stack(ids, dim=-1).view(-1, len(ids))
+        items = items * functional.embedding(weight_buckets, self.gains)
         return items + functional.embedding_bag(bags, self.buckets, mode="sum").view(items.shape)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a position-wise network, normalised before each, without biases.
+    """Attention and a position-wise network, normalised before each, without biases.
+
+    Keys and values of the encoded tokens are made once and read three times: by the summaries, and by the request and
+    the candidate queries of the interaction layer.
 
     Args:
         config: The ranker's configuration.
@@ -60,26 +63,32 @@ class EncoderLayer(nn.Module):
         super().__init__()
         width, hidden = config.width, config.encoder.feed_forward_width
         self.num_heads = config.encoder.num_heads
-        self.norm_attention = RMSNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
+        self.num_summaries = config.encoder.num_summaries
         self.norm_feed_forward = RMSNorm(width)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
         self.norm_out = RMSNorm(width)
         self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.query = nn.Linear(width, width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Encode [B, T, D] -> [B, T, D]; ``mask`` is bool [B, T], true where a token counts, None: all of them."""
-        q, k, v = self.query_key_value(self.norm_attention(tokens)).chunk(3, dim=-1)
-        tokens = tokens + self.attention_out(attend(q, k, v, mask, self.num_heads))
-        hidden = functional.relu(self.up(self.norm_feed_forward(tokens)))
-        return cast(Tensor, tokens + self.down(hidden))
+    def encode(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Encode B token sequences.
 
-    def keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what query tokens attend to: [B, T, D] -> keys [B, T, D], values [B, T, D]."""
-        keys, values = self.key_value(self.norm_out(tokens)).chunk(2, dim=-1)
-        return keys, values
+        Args:
+            tokens: [B, T, D], summaries first.
+            mask: bool [B, T], true where a token counts; None: all of them.
+
+        Returns:
+            Tokens [B, T, D], the summaries among them [B, summaries, D], keys and values [B, T, D].
+        """
+        tokens = tokens + self.down(functional.relu(self.up(self.norm_feed_forward(tokens))))
+        seen = self.norm_out(tokens)
+        keys, values = self.key_value(seen).chunk(2, dim=-1)
+        num = self.num_summaries
+        attended = attend(self.query(seen[:, :num]), keys, values, mask, self.num_heads)
+        summaries = tokens[:, :num] + self.attention_out(attended)
+        return torch.cat([summaries, tokens[:, num:]], dim=1), summaries, keys, values
 
 
 class SequenceEncoder(nn.Module):

@@ -65,7 +65,7 @@ class MemorySource:
         return self.groups[group]
 
 
-def tensor(source: WeightSource, group: str, name: str, dtype: npt.DTypeLike = None) -> npt.NDArray[Any]:
+def tensor(source: WeightSource, group: str, name: str, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
     """Return one tensor of a group.
 
     Args:

@@ -1,7 +1,7 @@
 """The numpy-in, numpy-out halves of the ranker that services run: table shard, request encoder, candidate ranker.
 
-``FeatureExtractor``, the fourth, needs no torch and lives in ``models.features``. Each is built from one weights version
-and holds no other state. Arrays that come from other processes may be read-only; they are wrapped, never written.
+``FeatureExtractor``, the fourth, needs no torch and lives in ``models.features``. Each is built from one version of the
+weights and holds no other state. Arrays of other processes may be read-only; they are wrapped, never written.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class TableShard:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
         config = RankerConfig.model_validate(source.json("model"))
         self.shard = shard
-        self._plan = ShardPlan.of(config, num_shards)
+        self.plan = ShardPlan.of(config, num_shards)
         self._parts = {
-            name: np.ascontiguousarray(self._plan.part(name, shard, table_weight(source, name)))
-            for name in self._plan.tables_of(shard)
+            name: np.ascontiguousarray(self.plan.part(name, shard, table_weight(source, name)))
+            for name in self.plan.tables_of(shard)
         }
 
     def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
@@ -79,10 +79,11 @@ class TableShard:
 
     def _rows(self, name: str, unique: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         part = self._parts[name]
-        local = self._plan.local_rows(name, unique[self._plan.owned(name, self.shard, unique)])
+        local = self.plan.local_rows(name, unique[self.plan.owned(name, self.shard, unique)])
         if len(local) and not 0 <= int(local.min()) <= int(local.max()) < len(part):
+            found = f"{local.min()} to {local.max()}"
             raise InvalidRequestError(
-                f"rows of table {name} must be in [0, {len(part)}) on shard {self.shard}, are {local.min()} to {local.max()}",
+                f"rows of table {name} on shard {self.shard} must be in [0, {len(part)}), are {found}",
                 field=f"unique_rows.{name}",
                 limit=len(part),
                 value=int(local.max()),
@@ -185,7 +186,7 @@ class RequestEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What a candidate ranker answers: a ``RankedList`` without what only the service knows; see there for the fields."""
+    """What a candidate ranker answers: a ``RankedList`` without what only the service knows; fields as there."""
 
     order: npt.NDArray[np.int32]
     scores: npt.NDArray[np.float32]

@@ -1,7 +1,7 @@
 """DatasetIndex: from the rows of a data set to the table rows that the ranker reads.
 
-Serving makes the same rows from raw ids (``models.features``, ``models.stations``); here they are looked up once for the
-whole data set, so that making a batch is array indexing.
+Serving makes the same rows from raw ids (``models.features``, ``models.stations``); here they are looked up once for
+the whole data set, so that making a batch is array indexing.
 """
 
 from __future__ import annotations
@@ -51,12 +51,17 @@ class DatasetIndex:
     surface_rows: Ints
 
     @classmethod
-    def build(cls, config: RankerConfig, dataset: Dataset) -> Self:
+    def build(cls, config: RankerConfig, dataset: Dataset, vocabularies: dict[str, Vocabulary] | None = None) -> Self:
         """Number what the data set holds; users and items get a row of their own only if training sees them.
 
         A row that training never touches would be noise, so such ids share the trained out-of-vocabulary row.
+
+        Args:
+            config: The ranker's configuration.
+            dataset: The data.
+            vocabularies: Those of a published version; None: new ones.
         """
-        vocabularies = _vocabularies(config, dataset)
+        vocabularies = vocabularies or _vocabularies(config, dataset)
         catalog = item_catalog(dataset.catalog, vocabularies)
         num_genre_rows = vocabularies["genre"].num_rows
         return cls(
@@ -101,6 +106,10 @@ class DatasetIndex:
             as_of_s=batch.timestamp_s,
         )
 
+    def groups(self, item_ids: Ints) -> Ints:
+        """Return the ad groups of items: int64 [C] item ids of the catalog -> int64 [C]."""
+        return self.catalog.group_keys[np.searchsorted(self.item_ids, item_ids)]
+
     def candidates(self, item_ids: Ints) -> CandidateTensors:
         """Return candidates as tensors: int64 [C] item ids of the catalog."""
         positions = np.searchsorted(self.item_ids, item_ids)
@@ -125,7 +134,9 @@ def item_catalog(items: Catalog, vocabularies: dict[str, Vocabulary]) -> ItemCat
 
 def _vocabularies(config: RankerConfig, dataset: Dataset) -> dict[str, Vocabulary]:
     users, items, log = dataset.users, dataset.catalog, dataset.log
-    seen = log.timestamp_s < (dataset.split.valid.timestamp_s[0] if len(dataset.split.valid) else np.iinfo(np.int64).max)
+    seen = log.timestamp_s < (
+        dataset.split.valid.timestamp_s[0] if len(dataset.split.valid) else np.iinfo(np.int64).max
+    )
     keys: dict[str, Ints] = {
         "item": np.unique(log.item_id[seen]),
         "user": users.user_id[np.unique(log.user_index[seen])],

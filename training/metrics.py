@@ -20,7 +20,8 @@ class Metrics(Config):
         base_rate: Share of positive labels.
         auc: Area under the ROC curve, ties counted half; 0.5 with one label only.
         logloss: Mean negative log likelihood, nats.
-        ne: ``logloss`` over the entropy of ``base_rate``: 1 is what the constant base rate gives; 0 when there is one label only.
+        ne: Normalised entropy, ``logloss`` over the entropy of ``base_rate``: what the constant base rate gives is 1;
+            0 when there is one label only.
         calibration: Mean prediction over ``base_rate``; 0 without a positive.
         gauc: AUC of each user's rows, averaged by rows, users with one label only left out.
     """
@@ -34,7 +35,9 @@ class Metrics(Config):
     gauc: float
 
     @classmethod
-    def of(cls, chance: npt.NDArray[np.floating], labels: npt.NDArray[np.bool_], users: npt.NDArray[np.integer]) -> Self:
+    def of(
+        cls, chance: npt.NDArray[np.floating], labels: npt.NDArray[np.bool_], users: npt.NDArray[np.integer]
+    ) -> Self:
         """Measure predictions.
 
         Args:

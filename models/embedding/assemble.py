@@ -73,7 +73,7 @@ class Assembler:
             if rows is None or rows.shape != (num_owned, self._config.width):
                 found = None if rows is None else rows.shape
                 raise InvalidRequestError(
-                    f"shard {shard} must give {num_owned} rows of table {name} of width {self._config.width}, gave {found}",
+                    f"shard {shard} must give {num_owned} rows of {self._config.width} of table {name}, gave {found}",
                     field=f"rows.{name}",
                     limit=num_owned,
                     value=str(found),

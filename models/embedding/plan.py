@@ -48,7 +48,7 @@ class ShardPlan:
         """Tell which rows a shard owns: int64 [U] -> bool [U]."""
         if table in self.owner:
             return np.full(rows.shape, self.owner[table] == shard)
-        return rows % self.num_shards == shard
+        return np.asarray(rows % self.num_shards == shard)
 
     def local_rows(self, table: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return where owned rows lie in their shard's part of the table: int64 [U] -> int64 [U]."""

@@ -1,2 +1,5 @@
-"""Layers of the ranker. None has a bias; token tensors are token-major, [tokens, rows, D], so that a linear map on the
-token axis is one matrix product over all rows."""
+"""Layers of the ranker.
+
+None has a bias. Token tensors are token-major, [tokens, rows, D], so that a linear map on the token axis is one matrix
+product over all rows.
+"""

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-SLOTS_MAX = 8
+SLOTS_MAX = 4
 """Slots of one grid row; a request with more candidates takes several grid rows, so that one large request does not
 widen the grid of all others."""
 

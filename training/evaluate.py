@@ -1,0 +1,179 @@
+"""Measures a ranker on held-out rows, as published and as served, for each tier; fits the calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from models.calibration import PASSES, Calibration, Pass, fit_platt
+from models.config import OBJECTIVES
+from models.heads import CLICK, CONVERSION, probabilities
+from models.layers.layout import CandidateLayout
+from models.ranker import RequestTensors
+from models.source import WeightSource
+from shared.config import Config
+from training.config import TrainConfig
+from training.data import Dataset, HistoryMode, HistoryReader, Rows, load_dataset, request_batches
+from training.metrics import Metrics
+from training.model import TrainedModel
+
+SplitName: TypeAlias = Literal["train", "valid", "test"]
+
+TIER_PASSES: dict[str, Pass] = {"light": "first", "full": "full"}
+"""Which pass gives a tier's scores."""
+
+_BATCH_ROWS = 4096
+
+
+class Evaluation(Config):
+    """Quality of one tier on one split.
+
+    Args:
+        split: The rows.
+        history_mode: ``strict``: what a server knows; ``pub``: as published, events of the same second included.
+        tier: The tier.
+        objectives: Metrics by objective.
+    """
+
+    split: SplitName
+    history_mode: HistoryMode
+    tier: str
+    objectives: dict[str, Metrics]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Logits of both passes on N rows, before calibration.
+
+    Args:
+        first: float32 [N, O].
+        full: float32 [N, O].
+    """
+
+    first: npt.NDArray[np.float32]
+    full: npt.NDArray[np.float32]
+
+    def of(self, which: Pass) -> npt.NDArray[np.float32]:
+        """Return the logits of one pass."""
+        return self.first if which == "first" else self.full
+
+
+@torch.inference_mode()
+def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: HistoryMode) -> Predictions:
+    """Score rows without speculative embeddings, in their order."""
+    ranker = model.ranker
+    reader = HistoryReader(dataset.log, ranker.config.history_length, history_mode)
+    first, full = [], []
+    for batch in request_batches(rows, reader, _BATCH_ROWS):
+        layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
+        state = ranker.encode(RequestTensors.of(model.index.requests(batch)))
+        pooled = ranker.pool(model.index.candidates(batch.candidates.item_id))
+        first.append(ranker.network.first_pass(state, pooled, layout).numpy())
+        full.append(ranker.network.full_pass(state, pooled, None, None, layout)[0].numpy())
+    nothing = np.zeros((0, len(OBJECTIVES)), np.float32)
+    return Predictions(np.concatenate([nothing, *first]), np.concatenate([nothing, *full]))
+
+
+def evaluate(
+    model: TrainedModel, dataset: Dataset, split: SplitName, history_mode: HistoryMode, tier: str
+) -> Evaluation:
+    """Measure one tier on one split.
+
+    Raises:
+        KeyError: there is no such tier.
+    """
+    rows: Rows = getattr(dataset.split, split)
+    return _measure(model, rows, predict(model, dataset, rows, history_mode), split, history_mode, tier)
+
+
+def evaluate_all(model: TrainedModel, dataset: Dataset) -> list[Evaluation]:
+    """Measure both tiers on the test rows, as published and as served."""
+    modes: tuple[HistoryMode, ...] = ("pub", "strict")
+    evaluations = []
+    for mode in modes:
+        predictions = predict(model, dataset, dataset.split.test, mode)
+        evaluations += [
+            _measure(model, dataset.split.test, predictions, "test", mode, tier) for tier in ("full", "light")
+        ]
+    return evaluations
+
+
+def evaluate_version(reader: WeightSource, data_dir: Path, console: Console) -> list[Evaluation]:
+    """Measure a published version on the data that it was trained on, and show the table.
+
+    Raises:
+        DataUnavailableError: the data cannot be had.
+        WeightsError: the weights do not fit their model.
+    """
+    config = TrainConfig.model_validate(reader.json("metrics")["train"])
+    dataset = load_dataset(
+        config.dataset,
+        data_dir,
+        seed=config.seed,
+        synthetic=config.synthetic,
+        synthetic_fallback=config.synthetic_fallback,
+    )
+    evaluations = evaluate_all(TrainedModel.from_weights(reader, dataset), dataset)
+    show_evaluations(evaluations, console, f"{reader.version}: {dataset.name}")
+    console.print(dataset.provenance, style="dim")
+    return evaluations
+
+
+def calibrate(model: TrainedModel, dataset: Dataset) -> TrainedModel:
+    """Return the model with its calibration fitted on the validation rows, with the history that a server knows."""
+    rows = dataset.split.valid
+    predictions = predict(model, dataset, rows, "strict")
+    return replace(model, calibration=fit_calibration(predictions, rows))
+
+
+def fit_calibration(predictions: Predictions, rows: Rows) -> Calibration:
+    """Fit scale and offset of each pass and objective; the conversion's on clicked rows, as it is trained."""
+    parameters: dict[Pass, npt.NDArray[np.float32]] = {}
+    for which in PASSES:
+        logits = predictions.of(which).astype(np.float64)
+        click = fit_platt(logits[:, CLICK], rows.click)
+        conversion = fit_platt(logits[rows.click, CONVERSION], rows.conversion[rows.click])
+        parameters[which] = np.array([click, conversion], np.float32).T.copy()
+    return Calibration(parameters)
+
+
+def show_evaluations(evaluations: list[Evaluation], console: Console, title: str) -> None:
+    """Print a table of quality."""
+    table = Table(title=title)
+    for name in ("rows", "history", "tier", "objective"):
+        table.add_column(name)
+    for name in ("AUC", "logloss", "NE", "calibration", "gAUC"):
+        table.add_column(name, justify="right")
+    for evaluation in evaluations:
+        for objective, metrics in evaluation.objectives.items():
+            table.add_row(
+                f"{evaluation.split} {metrics.num_rows:,}",
+                evaluation.history_mode,
+                evaluation.tier,
+                objective,
+                f"{metrics.auc:.4f}",
+                f"{metrics.logloss:.4f}",
+                f"{metrics.ne:.4f}",
+                f"{metrics.calibration:.3f}",
+                f"{metrics.gauc:.4f}",
+            )
+    console.print(table)
+
+
+def _measure(
+    model: TrainedModel, rows: Rows, predictions: Predictions, split: SplitName, mode: HistoryMode, tier: str
+) -> Evaluation:
+    which = TIER_PASSES[tier]
+    chance = probabilities(model.calibration.apply(predictions.of(which), which))
+    labels = {"click": rows.click, "conversion": rows.conversion}
+    objectives = {
+        name: Metrics.of(chance[:, column], labels[name], rows.user_index) for column, name in enumerate(OBJECTIVES)
+    }
+    return Evaluation(split=split, history_mode=mode, tier=tier, objectives=objectives)
