@@ -72,8 +72,6 @@ class Leg:
                 await self.call.ready()
         except RankMeshError as error:
             self.error = error
-        except Exception:  # noqa: BLE001 - the handle maps whatever the callee raised to the error tree
-            self.error = await self.call.failure() or StageUnavailableError(f"{self.name} failed", stage=self.name)
         self.ended_s = self._clock.monotonic_s()
 
 

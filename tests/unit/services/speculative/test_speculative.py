@@ -17,8 +17,10 @@ from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeTask
 from shared.schema.stamp import Stamp
 from tests.helpers.fake_redis import FakeRedis
+from tests.helpers.waiting import as_time_passes
 
 WIDTH = 2
+CLOCK = ManualClock()
 NONE, USER, EXACT = HitLevel.NONE, HitLevel.USER_AGGREGATE, HitLevel.EXACT
 
 
@@ -55,10 +57,9 @@ def redis() -> FakeRedis:
 
 @pytest.fixture
 def service(redis: FakeRedis) -> SpeculativeService:
-    clock = ManualClock()
     config = SpeculativeConfig(width=WIDTH, store_timeout_ms=10, fill_timeout_ms=10)
-    store = EmbeddingStore(redis, config, "v1", clock)
-    return SpeculativeService(config, store, "v1", clock, "speculative-0", JsonLogger(stream=io.StringIO()))
+    store = EmbeddingStore(redis, config, "v1", CLOCK)
+    return SpeculativeService(config, store, "v1", CLOCK, "speculative-0", JsonLogger(stream=io.StringIO()))
 
 
 def test_exact_pair_before_ad_group_before_none() -> None:
@@ -120,7 +121,7 @@ async def test_a_store_out_of_reach_is_counted_and_gives_none(
     await service.fill(task(), batch({5: [1, 2]}, {}))
     setattr(redis, how, True)
 
-    found = await service.lookup(task(), features([5, 6], [0, 0]))
+    found = await as_time_passes(CLOCK, service.lookup(task(), features([5, 6], [0, 0])))
 
     assert found.levels.tolist() == [NONE, NONE]
     assert service.status()["counters"][counter] == 1
@@ -132,7 +133,7 @@ async def test_a_fill_that_the_store_does_not_take_is_an_error(
 ) -> None:
     setattr(redis, how, True)
     with pytest.raises(StoreUnavailableError):
-        await service.fill(task(), batch({5: [1, 2]}, {}))
+        await as_time_passes(CLOCK, service.fill(task(), batch({5: [1, 2]}, {})))
 
 
 async def test_embeddings_of_another_width_are_refused(service: SpeculativeService) -> None:
