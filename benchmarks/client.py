@@ -132,6 +132,18 @@ class MeshClient:
         return orjson.loads(response.content)
 
 
+def get_json(url: str, path: str, timeout_s: float) -> Any:
+    """Return the decoded JSON of one ``GET``, outside an event loop.
+
+    Raises:
+        httpx.HTTPError: the mesh cannot be reached or refuses.
+        ValueError: the answer is not JSON.
+    """
+    response = httpx.get(f"{url}{path}", timeout=timeout_s, trust_env=False)
+    response.raise_for_status()
+    return orjson.loads(response.content)
+
+
 def encode(body: BaseModel, wire: Wire) -> bytes:
     """Return a request body in one of the two wire forms; fields left at None are not sent."""
     document = body.model_dump(mode="json", exclude_none=True)

@@ -13,6 +13,7 @@ from benchmarks.client import Answer
 from models.config import OBJECTIVES
 from models.oracle import Oracle, OracleAnswer, compare, tolerance
 from models.source import WeightSource
+from services.sequence.service import STALE_HISTORY, STORE_UNAVAILABLE
 from shared.schema.api import RankRequest, RankResponse
 from shared.schema.speculative import HitLevel
 
@@ -39,7 +40,7 @@ class Judgement:
     Args:
         name: Case and cell, for messages.
         faults: What is wrong; empty when nothing is.
-        degraded: Whether the answer is marked; then scores and order are not compared, everything else is.
+        degraded: Whether the answer is marked. It must then be what the oracle says without the marked parts.
         max_abs_error: Largest distance of a score from the oracle's.
         num_ties: Ranks at which another candidate of equal value stands.
         stages_add_up: Whether the critical stages add up to the total.
@@ -51,6 +52,35 @@ class Judgement:
     max_abs_error: float = 0.0
     num_ties: int = 0
     stages_add_up: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a marked answer was made without, from its own marks.
+
+    Args:
+        shards: Embedding shards whose rows are the out-of-vocabulary row.
+        cold_start: The state of an unknown user stood in.
+        no_speculative: No speculative embedding was used.
+        unknown_history: An older history, or none, stood in; no one outside knows which, so scores cannot be compared.
+    """
+
+    shards: tuple[int, ...] = ()
+    cold_start: bool = False
+    no_speculative: bool = False
+    unknown_history: bool = False
+
+    @classmethod
+    def of(cls, response: RankResponse) -> Loss:
+        """Read the marks of an answer."""
+        marks = response.degraded
+        by_store = response.reasons.get("sequence", "") in (STORE_UNAVAILABLE, STALE_HISTORY)
+        return cls(
+            shards=tuple(int(mark.partition(":")[2]) for mark in marks if mark.startswith("embedding:")),
+            cold_start="sequence" in marks and not by_store,
+            no_speculative="speculative" in marks,
+            unknown_history=by_store,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +115,14 @@ class Judge:
     Args:
         source: The weights that the mesh must rank with.
         default_limit: Returned candidates when a request names no limit.
+        num_shards: Embedding shards of the mesh.
     """
 
-    def __init__(self, source: WeightSource, default_limit: int) -> None:
+    def __init__(self, source: WeightSource, default_limit: int, num_shards: int) -> None:
         self.oracle = Oracle.from_weights(source)
         self._version = source.version
         self._default_limit = default_limit
+        self._num_shards = num_shards
         self._tolerance = tolerance(self.oracle.config)
 
     @property
@@ -116,12 +148,14 @@ class Judge:
         faults = number_faults(response)
         if response.weights_version != self._version:
             faults.append(f"weights {response.weights_version}, must be {self._version}")
-        if response.degraded:
-            return Judgement(name, tuple(faults), degraded=True)
-        faults += echo_faults(case, request, response, self._default_limit)
-        if faults:
-            return Judgement(name, tuple(faults))
-        expected = self._expected(case, request, response, speculative)
+        loss, degraded = Loss.of(response), bool(response.degraded)
+        length = 0 if loss.cold_start else len(case.history)
+        faults += echo_faults(request, response, self._default_limit, None if loss.unknown_history else length)
+        if faults or loss.unknown_history:
+            return Judgement(name, tuple(faults), degraded)
+        if loss.no_speculative:
+            speculative = None
+        expected = self._expected(case, request, response, speculative, loss)
         ranked = RankedPositions.of(request, response)
         faults += compare(expected, ranked, self._tolerance)
         faults += self._value_faults(expected, ranked)
@@ -129,13 +163,19 @@ class Judge:
         return Judgement(
             name,
             tuple(faults),
+            degraded,
             max_abs_error=_max_abs_error(expected, ranked),
             num_ties=int((ranked.order != expected.order).sum()),
             stages_add_up=stage_fault(response) is None,
         )
 
     def _expected(
-        self, case: Case, request: RankRequest, response: RankResponse, speculative: SpeculativeInputs | None
+        self,
+        case: Case,
+        request: RankRequest,
+        response: RankResponse,
+        speculative: SpeculativeInputs | None,
+        loss: Loss,
     ) -> OracleAnswer:
         return self.oracle.rank(
             case.user,
@@ -147,6 +187,9 @@ class Judge:
             request.limit or self._default_limit,
             None if speculative is None else speculative.vectors,
             None if speculative is None else speculative.levels,
+            missing_shards=loss.shards,
+            num_shards=self._num_shards,
+            cold_start=loss.cold_start,
         )
 
     def _value_faults(self, expected: OracleAnswer, ranked: RankedPositions) -> list[str]:

@@ -19,16 +19,16 @@ class BenchmarkOptions:
     Args:
         seed: Seed of everything random.
         quick: Few samples, for a smoke test; such rows say so in their parameters.
-        url: Base URL of a running mesh; None: the benchmark starts what it needs and ends it.
-        config: Deployment file of a mesh that the benchmark starts; None: the default one.
-        overrides: Dotted configuration names to values, over the file's.
+        url: Base URL of a running mesh; None: the mesh called ``name``.
+        name: Mesh of this machine; when none of that name runs, a benchmark that needs one starts and ends its own.
+        config: Deployment file of the mesh; None: the default one.
     """
 
     seed: int = 0
     quick: bool = False
     url: str | None = None
+    name: str = "rankmesh"
     config: Path | None = None
-    overrides: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

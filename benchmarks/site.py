@@ -1,11 +1,38 @@
-"""A mesh to measure or verify: where it is, what it ranks with, which data it was made from."""
+"""A mesh to measure or verify: where it is, what it ranks with, which data it was made from.
+
+``running_site`` takes one that runs (by URL, or by its name on this machine) or brings one up and ends it afterwards.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
+import httpx
+from rich.console import Console
+
+from benchmarks.client import get_json
+from cluster.config import DEFAULT_PATH, PORTS_PER_MESH, MeshConfig, load_mesh
+from cluster.environment import Ports
+from cluster.local import Mesh
+from cluster.loopback import is_listening
+from cluster.weights import weights_url
 from models.source import WeightSource
-from training.data.dataset import Dataset
+from shared.clock import SystemClock
+from shared.errors import ConfigError, StageUnavailableError
+from shared.settings import load_settings
+from shared.weights import WeightStore
+from training.config import TrainConfig
+from training.data import Dataset, DatasetName, load_dataset
+
+UNKNOWN_CONFIG = "unknown"
+"""Configuration digest of a mesh that was not started on this machine."""
+
+_MESHES_MAX = 32
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +41,12 @@ class Site:
 
     Args:
         url: Base URL.
-        config_hash: Digest of its resolved configuration, or ``unknown`` for a mesh that was started elsewhere.
+        config_hash: Digest of its resolved configuration, or ``UNKNOWN_CONFIG``.
         dataset: Data that its weights were trained on and its user log holds.
         source: Its weights.
         default_limit: Returned candidates when a request names no limit.
         precompute_max: Candidates of one answer that are followed up.
+        num_shards: Embedding shards.
         vector_dtype: How speculative embeddings are stored.
     """
 
@@ -28,9 +56,97 @@ class Site:
     source: WeightSource
     default_limit: int = 100
     precompute_max: int = 128
+    num_shards: int = 2
     vector_dtype: str = "float32"
+
+    @classmethod
+    def of(cls, url: str, config: MeshConfig, config_hash: str, dataset: Dataset, source: WeightSource) -> Site:
+        """Describe a mesh by its configuration."""
+        return cls(
+            url=url,
+            config_hash=config_hash,
+            dataset=dataset,
+            source=source,
+            default_limit=config.ingress.service.limits.limit_default,
+            precompute_max=config.ingress.service.precompute.candidates_max,
+            num_shards=config.embedding.num_shards,
+            vector_dtype=config.speculative.service.vector_dtype,
+        )
 
     @property
     def history_length(self) -> int:
         """L of the model."""
         return int(self.source.json("model")["history_length"])
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which mesh.
+
+    Args:
+        url: Base URL of one that runs; None: look for ``name``.
+        name: Name of one on this machine; when none of that name runs, one is brought up under ``<name>-bench``.
+        config: Deployment file, also of a mesh that runs; None: the default.
+    """
+
+    url: str | None = None
+    name: str = "rankmesh"
+    config: Path | None = None
+
+
+@contextmanager
+def running_site(where: Where) -> Iterator[Site]:
+    """Yield a running mesh; one that was brought up here is ended at the end of the block.
+
+    Progress of bringing one up goes to standard error.
+
+    Raises:
+        RankMeshError: it cannot be reached or brought up, or its weights or data are not on this machine.
+    """
+    config = load_mesh(where.config or DEFAULT_PATH)
+    found = Mesh.find(where.name) if where.url is None else None
+    if where.url is not None:
+        yield _attach(where.url.rstrip("/"), config, UNKNOWN_CONFIG)
+    elif found is not None:
+        yield _attach(found.url, config, found.state.config_digest)
+    else:
+        from cluster.cli.bring_up import Plan, bring_up
+        from cluster.cli.steps import Steps
+
+        steps = Steps(Console(stderr=True, highlight=False), SystemClock())
+        plan = Plan.of(f"{where.name}-bench", free_port(config), where.config, None)
+        with bring_up(plan, steps, detached=False).mesh as mesh:
+            yield _attach(mesh.url, plan.mesh, mesh.state.config_digest)
+
+
+def free_port(config: MeshConfig) -> int:
+    """Return a port from which on a mesh of this configuration finds all its ports free.
+
+    Raises:
+        ConfigError: there is none near the configured one.
+    """
+    first = config.http.port
+    for port in range(first + PORTS_PER_MESH, first + _MESHES_MAX * PORTS_PER_MESH, PORTS_PER_MESH):
+        if not any(is_listening(each) for each in Ports(port).promised(config)):
+            return port
+    raise ConfigError(f"no room for another mesh above port {first}", field="http.port", value=first)
+
+
+def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
+    settings = load_settings()
+    version = _version(url)
+    source = WeightStore(weights_url(config, settings.var_dir)).open(version)
+    metrics = source.json("metrics")
+    train = TrainConfig.model_validate(metrics["train"])
+    # By the name in the weights: a stand-in stays one, also when the real data could be fetched by now.
+    name = cast(DatasetName, metrics["dataset"])
+    dataset = load_dataset(name, settings.data_dir, seed=train.seed, synthetic=train.synthetic)
+    return Site.of(url, config, config_hash, dataset, source)
+
+
+def _version(url: str) -> str:
+    try:
+        models = get_json(url, "/v1/models", _TIMEOUT_S)["models"]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise StageUnavailableError(f"no mesh answers at {url}: {error}", stage="ingress") from error
+    return next(str(model["version"]) for model in models if model["current"])

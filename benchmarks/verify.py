@@ -30,6 +30,7 @@ from shared.schema.api import Event, EventsRequest, RankRequest
 TIMEOUT_S = 30.0
 DEADLINE_MS = 10_000
 EVENTS_AT_ONCE = 1_000
+FEW_SHARE = 10
 FILL_WAIT_S = 10.0
 FILL_POLL_S = 0.02
 EXAMPLES_MAX = 20
@@ -129,7 +130,7 @@ async def verify(
         progress: Told (what, done, of) as answers are judged.
     """
     began_s = clock.monotonic_s()
-    judge = Judge(site.source, site.default_limit)
+    judge = Judge(site.source, site.default_limit, site.num_shards)
     source = CaseSource(site.dataset, site.history_length, scope.seed)
     verdict = Verdict(tolerance=judge.tolerance)
     tell = progress or (lambda *_: None)
@@ -242,20 +243,26 @@ class SpeculativePhase:
 
     async def _both(self, case: Case, number: int, verdict: Verdict) -> bool:
         """Ask cold and warm; False when the user's cache was not empty, and nothing was judged."""
-        # No id of ours: the mesh's own says which ingress replica answered.
-        request = case.request(None, speculative=True, tier="auto", deadline_ms=DEADLINE_MS, limit=None)
+        # Few candidates the first time, so that only they are followed up, and all the second time: then there are
+        # exact hits, aggregates over ad groups and candidates without either. No id of ours, for the mesh's own says
+        # which ingress replica answered.
+        size = len(case.candidates)
+        few, every = (
+            case.request(None, speculative=True, tier="auto", deadline_ms=DEADLINE_MS, limit=limit)
+            for limit in (max(size // FEW_SHARE, 1), size)
+        )
         wire = WIRES[number % len(WIRES)]
-        cold = await self._client.rank(request, wire)
+        cold = await self._client.rank(few, wire)
         if cold.body is not None and any(row.speculative != "none" for row in cold.body.candidates):
             return False
-        verdict.add(self._judge.judge(f"{case.name} (cold)", case, request, cold), cold)
+        verdict.add(self._judge.judge(f"{case.name} (cold)", case, few, cold), cold)
         if cold.body is None or cold.body.degraded:
             return True
         promised = promised_ids(cold.body, self._site.precompute_max)
         await self._wait_until_filled(cold.body.request_id.partition("/")[0], len(promised))
         expected = self._expected(case, promised)
-        warm = await self._client.rank(request, wire)
-        verdict.add(self._judge.judge(f"{case.name} (warm)", case, request, warm, expected), warm)
+        warm = await self._client.rank(every, wire)
+        verdict.add(self._judge.judge(f"{case.name} (warm)", case, every, warm, expected), warm)
         return True
 
     def _expected(self, case: Case, promised: list[int | str]) -> SpeculativeInputs:

@@ -20,7 +20,7 @@ from benchmarks.harness import measure, turns
 from benchmarks.load import closed_loop
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
-from benchmarks.site import Site, running_site
+from benchmarks.site import Site, Where, running_site
 from shared.clock import Clock, SystemClock
 from shared.errors import StageUnavailableError
 from shared.schema.api import RankResponse
@@ -59,7 +59,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     """
     effort = QUICK if options.quick else Effort()
     clock = SystemClock()
-    with running_site(options.url, options.config, dict(options.overrides), "rankmesh-bench") as site:
+    with running_site(Where(options.url, options.name, options.config)) as site:
         measurements = asyncio.run(_measure(site, effort, options, clock))
     return BenchmarkReport(tuple(measurements), site.config_hash)
 

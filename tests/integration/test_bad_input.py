@@ -1,4 +1,4 @@
-"""Everything a client may get wrong, over HTTP: the status, the code, and what the error says of field, limit, value."""
+"""Everything a client may get wrong, over HTTP: status, code, and what the error says of field, limit and value."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def response(**fields: Any) -> RankResponse:
 
 
 def test_a_true_echo_has_no_fault() -> None:
-    assert echo_faults(CASE, REQUEST, response(), default_limit=100) == []
-    assert echo_faults(CASE, REQUEST, response(candidates=[candidate(2)]), default_limit=1) == []
+    assert echo_faults(REQUEST, response(), 100, 0) == []
+    assert echo_faults(REQUEST, response(candidates=[candidate(2)]), 1, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,12 @@ def test_a_true_echo_has_no_fault() -> None:
     ],
 )
 def test_every_broken_echo_is_named(fields: dict[str, Any], words: str) -> None:
-    faults = echo_faults(CASE, REQUEST, response(**fields), default_limit=100)
+    faults = echo_faults(REQUEST, response(**fields), 100, 0)
     assert any(words in fault for fault in faults)
+
+
+def test_a_history_that_nobody_can_know_is_not_checked() -> None:
+    assert echo_faults(REQUEST, response(history_length=4), 100, None) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from benchmarks.verify import Scope, Verdict, user_events, verify
 from cluster.histories import user_loads
 from models.random_weights import TINY, random_weights
 from models.source import MemorySource
+from services.ingress.config import IngressConfig, StageBudgets, TierConfig
 from services.ingress.http import create_app
 from shared.clock import SystemClock
 from shared.errors import StageUnavailableError
@@ -26,7 +27,12 @@ from tests.helpers.faulty import Fault
 from tests.helpers.local_mesh import LocalMesh
 from tests.helpers.tiny_dataset import tiny_dataset
 
-SIZES = (5, 20, 60)
+SIZES = (20, 40, 60)
+# On a busy machine a stage may take longer than a mesh would wait, and the answer would be a marked one.
+PATIENT = IngressConfig(
+    budgets=StageBudgets(preprocess_ms=9e3, sequence_ms=9e3, embedding_ms=9e3, speculative_ms=9e3),
+    tiers=tuple(TierConfig(name=name, cost_ms=1, rank_ms=1, timeout_ms=9e3) for name in ("full", "light")),
+)
 
 
 def source() -> MemorySource:
@@ -37,7 +43,7 @@ def source() -> MemorySource:
 async def local_site() -> AsyncIterator[tuple[LocalMesh, Site, MeshClient]]:
     """Yield a mesh in this process with every user's profile and the events before the test period."""
     dataset = tiny_dataset()
-    async with LocalMesh.running(source()) as mesh:
+    async with LocalMesh.running(source(), config=PATIENT) as mesh:
         await mesh.log.load_many(user_loads(dataset, dataset.split.test_start_s, 4_096))
         transport = httpx.ASGITransport(create_app(mesh.ingress))
         async with MeshClient("http://mesh", 10.0, 16, SystemClock(), transport) as client:

@@ -1,0 +1,77 @@
+"""Fuzzing: whatever the document allows is answered as the document says, and what it forbids is refused; no 5xx."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from benchmarks.site import Site
+
+OPERATIONS = [
+    ("POST", "/v1/rank"),
+    ("POST", "/v1/events"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/status"),
+    ("GET", "/v1/samples"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+]
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+]
+MODES = {"POST": (GenerationMode.POSITIVE, GenerationMode.NEGATIVE), "GET": (GenerationMode.POSITIVE,)}
+CASES = [(method, path, mode) for method, path in OPERATIONS for mode in MODES[method]]
+# A view takes nothing: there is nothing to vary, and nothing that could be wrong.
+EXAMPLES = {"POST": 60, "GET": 1}
+
+
+@pytest.fixture(scope="module")
+def api(site: Site) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{site.url}/openapi.json")
+
+
+def test_every_operation_is_fuzzed(api: schemathesis.BaseSchema) -> None:
+    documented = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
+    assert documented == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("method", "path", "mode"), CASES, ids=[f"{m} {path} {mode.value}" for m, path, mode in CASES])
+def test_the_api_keeps_its_document(api: schemathesis.BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+    statuses: Counter[int] = Counter()
+
+    @settings(
+        max_examples=EXAMPLES[method],
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def fuzz(case: schemathesis.Case[Any]) -> None:
+        response = case.call_and_validate(checks=CHECKS, timeout=30)
+        statuses[response.status_code] += 1
+
+    fuzz()
+    assert max(statuses) < 500
+    wanted = 200 if mode is GenerationMode.POSITIVE else 422
+    assert statuses[wanted] > 0 or path == "/v1/samples", statuses
