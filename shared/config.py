@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,10 +12,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.errors import ConfigError
+from shared.log import redact_text
 
 
 class Config(BaseModel):
-    """Base of every configuration class: frozen, unknown keys are errors, values are never coerced from strings."""
+    """Base of every configuration class: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, ser_json_inf_nan="strings")
 
@@ -28,7 +30,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def load_config(cls: type[ConfigT], path: Path, overrides: dict[str, Any] | None = None) -> ConfigT:
-    """Read one YAML file into ``cls``.
+    """Read one YAML file into ``cls``; values are never coerced from another type (``"8000"`` is no port).
 
     Args:
         cls: The configuration class.
@@ -39,25 +41,51 @@ def load_config(cls: type[ConfigT], path: Path, overrides: dict[str, Any] | None
         ConfigError: the file is missing, is not YAML, or breaks a rule; names file, field and value.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(
             f"cannot read configuration {path}: {error.strerror}", field="path", value=str(path)
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error.reason}", field="path", value=str(path)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", field="path", value=str(path)) from error
+    document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping, has {type(document).__name__}", field="path", value=str(path))
     for dotted, value in (overrides or {}).items():
         _set(document, dotted, value)
     try:
-        return cls.model_validate(document)
+        # As JSON: there "strict" knows which texts stand for paths and enums and still takes a list for a tuple.
+        return cls.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"{path}: {field}: {first['msg']} (value {first['input']!r})", field=field, value=repr(first["input"])
-        ) from error
+        field, value = ".".join(str(part) for part in first["loc"]), redact_text(repr(first["input"]))
+        raise ConfigError(f"{path}: {field}: {first['msg']} (value {value})", field=field, value=value) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: no key twice, text keys only, ``1e-3`` is a number and a date is text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.YAMLError(f"field names must be text, has {key!r}{key_node.start_mark}")
+            if key in seen:
+                raise yaml.YAMLError(f"{key!r} is given twice{key_node.start_mark}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    char: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for char, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def _set(document: dict[str, Any], dotted: str, value: object) -> None:
