@@ -16,6 +16,7 @@ from services.ingress.service import IngressService
 from shared.clock import Clock, ManualClock
 from shared.handle import LocalHandle
 from shared.hashing import id_keys
+from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch, PreprocessTask
@@ -153,9 +154,12 @@ class FakeMesh:
     Args:
         config: The ingress's configuration.
         clock: Time; by default one that moves only when told to.
+        logger: Where the ingress logs.
     """
 
-    def __init__(self, config: IngressConfig | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: IngressConfig | None = None, clock: Clock | None = None, logger: JsonLogger | None = None
+    ) -> None:
         self.config = config or IngressConfig()
         self.clock = clock or ManualClock()
         names: dict[str, Any] = {"preprocess": FakePreprocess(), "sequence": FakeSequence()}
@@ -174,7 +178,9 @@ class FakeMesh:
             foundation=handles["foundation"],
         )
         model = ModelInfo(VERSION, RankerConfig(), {"click_auc": 0.79}, None)
-        self.ingress = IngressService(self.config, self.stations, model, self.directory, self.clock, "ingress-0")
+        self.ingress = IngressService(
+            self.config, self.stations, model, self.directory, self.clock, "ingress-0", logger=logger
+        )
 
     @property
     def manual(self) -> ManualClock:
