@@ -48,6 +48,8 @@ def _deployment(cls: type[Any], station: str, config: ReplicaConfig) -> Any:
         # Serve looks this often whether a stopping replica is idle; its default of 2 s is most of a quick stop.
         graceful_shutdown_wait_loop_s=0.1,
         max_surge_percent=config.max_surge_percent,
+        # Weights that do not load will not load the third time either.
+        max_constructor_retry_count=2,
         # One line a call in every replica: the stations log failures, the ingress logs requests.
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )

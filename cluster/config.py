@@ -198,7 +198,8 @@ class RayConfig(Config):
         inline_bytes_max: Results up to this size travel inside Ray's own messages, larger ones through shared memory,
             which no other process reads. 64 KiB: no larger tensor passes through the ingress process.
         grpc_bytes_max: Largest call by value; Serve's default of 4 MiB fails with an error of gRPC's own.
-        start_timeout_s: Longest time until every station is ready.
+        start_timeout_s: Longest time until every station is ready. Usual are 25 s on two idle cores; the limit is for
+            a machine that has much else to do.
         stop_timeout_s: Longest orderly stop; then processes are killed.
     """
 
@@ -206,7 +207,7 @@ class RayConfig(Config):
     object_store_bytes: int = Field(256 * 2**20, ge=80 * 2**20)
     inline_bytes_max: int = Field(65_536, ge=1_024)
     grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
-    start_timeout_s: float = Field(120.0, gt=0)
+    start_timeout_s: float = Field(300.0, gt=0)
     stop_timeout_s: float = Field(15.0, gt=0)
 
 

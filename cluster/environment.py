@@ -99,7 +99,7 @@ class MeshFolders:
         """Folder of Ray: in the mesh's own, or the short one where that is too deep for the path of a Unix socket."""
         inside = self.root / "run"
         fits = len(os.fsencode(inside)) + _RAY_SOCKET_BYTES <= SOCKET_PATH_BYTES_MAX
-        return inside if fits else self.short
+        return inside if fits else self.short / "ray"
 
     @property
     def short(self) -> Path:
@@ -118,12 +118,13 @@ class MeshFolders:
         Raises:
             ConfigError: the folder in the system's temporary folder belongs to somebody else.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        for folder in (self.runtime, self.short):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        # Ray makes its own folder writable for everybody: what is around it must not be.
+        for folder in (self.root, self.short):
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 raise ConfigError(f"{folder} belongs to another user", field="name", value=self.root.name)
             folder.chmod(0o700)
+        self.runtime.mkdir(exist_ok=True)
         self.auth_token.touch(mode=0o600)
         self.auth_token.write_text(secrets.token_hex(32), encoding="ascii")
 

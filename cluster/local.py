@@ -93,7 +93,7 @@ class Mesh:
         child = _spawn(request, folders)
         mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
         try:
-            mesh._await_ready(2 * config.ray.start_timeout_s, on_progress)
+            mesh._await_ready(config.ray.start_timeout_s + config.ray.stop_timeout_s, on_progress)
         except BaseException:
             mesh.stop()
             raise

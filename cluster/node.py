@@ -6,6 +6,7 @@ Imported after the environment is set: Ray reads it at import.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from shared.errors import StageUnavailableError
 from shared.log import JsonLogger
 
 _LOGS_KEPT = 2
+_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(: |$)")
+_REASON_CHARS_MAX = 500
 
 
 class Node:
@@ -86,7 +89,7 @@ class Node:
         application = serve.status().applications[APP]
         if application.status != "RUNNING":
             late = {name: each for name, each in application.deployments.items() if each.status != "HEALTHY"}
-            reasons = "; ".join(f"{name}: {each.message or each.status}" for name, each in late.items())
+            reasons = "; ".join(f"{name}: {last_error(each.message) or each.status}" for name, each in late.items())
             raise StageUnavailableError(f"stations did not start ({application.status}): {reasons}", stage="mesh")
 
     def is_alive(self) -> bool:
@@ -115,6 +118,13 @@ class Node:
         thread.join(self._config.ray.stop_timeout_s)
         if thread.is_alive():
             logger.warning("ray_stop_late", stop_timeout_s=self._config.ray.stop_timeout_s)
+
+
+def last_error(message: str) -> str:
+    """Return what a station's constructor raised, out of the nested tracebacks that Serve makes of it."""
+    lines = [line.strip() for line in message.splitlines()]
+    errors = [line for line in lines if _ERROR_LINE.match(line) and not line.startswith("RuntimeError: Traceback")]
+    return (errors or lines or [""])[-1][:_REASON_CHARS_MAX]
 
 
 def _drop_old_logs(runtime: Path) -> None:

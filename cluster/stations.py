@@ -1,7 +1,8 @@
 """What Ray Serve runs: one thin class a station, around the plain service of ``services/``.
 
 Each class is built inside its replica's process and imports its service there, so that a replica loads what it needs
-and no more (torch takes 2 s and 200 MB; preprocess, speculative and ingress do without).
+and no more (torch takes 2 s and 200 MB; preprocess, speculative and ingress do without). A station with a model is
+built only when its part of the golden request gives the golden answers: Serve sends it no call before that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from shared.clock import SystemClock
+from shared.errors import ConfigError
 from shared.log import JsonLogger, Level
 from shared.settings import load_settings
 from shared.userlog import StoreConfig
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from numpy.typing import NDArray
 
+    from models.stations import CandidateRanker
     from shared.schema.api import Event
     from shared.schema.embeddings import EmbeddingRows
     from shared.schema.features import FeatureBatch, PreprocessTask
@@ -110,11 +113,16 @@ class Embedding(Station):
     """``embedding:<shard>``."""
 
     def __init__(self, place: Place, shard: int) -> None:
+        from models.features import FeatureExtractor
+        from models.golden import Golden
+        from models.stations import TableShard
         from services.embedding.service import EmbeddingService
 
         super().__init__(place, place.config.embedding.replicas.threads)
-        config = place.config.embedding_service(shard)
-        self.service = EmbeddingService.from_weights(config, place.weights(), self.clock, self.replica, self.logger)
+        config, weights = place.config.embedding_service(shard), place.weights()
+        tables = TableShard(weights, config.shard, config.num_shards)
+        Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
+        self.service = EmbeddingService(config, tables, place.version, self.clock, self.replica, self.logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
         """See ``EmbeddingService.lookup``."""
@@ -126,13 +134,19 @@ class Sequence(Station):
     """``sequence``."""
 
     def __init__(self, place: Place) -> None:
+        from models.golden import Golden
+        from models.stations import RequestEncoder
         from services.sequence.service import SequenceService
         from shared.userlog import RedisUserLog, connect
 
         super().__init__(place, place.config.sequence.replicas.threads)
+        config, weights = place.config.sequence.service, place.weights()
+        encoder = RequestEncoder.from_weights(weights)
+        Golden.from_weights(weights).check_encoder(encoder)
+        length = int(weights.json("model")["history_length"])
         log = RedisUserLog(connect(place.store), place.config.user_log())
-        self.service = SequenceService.from_weights(
-            place.config.sequence.service, place.weights(), log, self.clock, self.replica, self.logger
+        self.service = SequenceService(
+            config, encoder, place.version, length, log, self.clock, self.replica, self.logger
         )
 
     async def encode(self, task: EncodeTask) -> UserState:
@@ -181,9 +195,8 @@ class Foundation(Station):
         part = place.config.foundation
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
-        self.service = FoundationService.from_weights(
-            part.service, place.weights(), self.clock, self.replica, self.logger
-        )
+        ranker = checked_ranker(place.weights())
+        self.service = FoundationService(part.service, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def precompute(
         self,
@@ -205,8 +218,11 @@ class Ranking(Station):
         from services.ranking.service import RankingService
 
         super().__init__(place, place.config.ranking[tier].replicas.threads)
-        config = place.config.ranking_service(tier)
-        self.service = RankingService.from_weights(config, place.weights(), self.clock, self.replica, self.logger)
+        config, weights = place.config.ranking_service(tier), place.weights()
+        if tier not in (tiers := weights.json("model")["tiers"]):
+            raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
+        ranker = checked_ranker(weights)
+        self.service = RankingService(config, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def rank(
         self,
@@ -251,6 +267,23 @@ class Ingress(Station):
         from services.ingress.http import create_app
 
         return create_app(self.service)
+
+
+def checked_ranker(weights: WeightReader) -> CandidateRanker:
+    """Return the candidate path of a weights version, once it has answered the golden request as it must.
+
+    Raises:
+        WeightsError: the weights do not load, or an answer differs.
+    """
+    from models.features import FeatureExtractor
+    from models.golden import Golden
+    from models.stations import CandidateRanker
+
+    golden, extractor = Golden.from_weights(weights), FeatureExtractor.from_weights(weights)
+    ranker = CandidateRanker.from_weights(weights)
+    golden.check_extractor(extractor)  # for preprocess too, whose process has no torch to check with
+    golden.check_ranker(ranker, extractor)
+    return ranker
 
 
 def replica_name() -> str:

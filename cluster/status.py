@@ -78,7 +78,7 @@ class MeshDirectory:
 
     async def _refresh(self) -> None:
         try:
-            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
             async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
                 details = await controller.get_serve_instance_details.remote()
         except (ray.exceptions.RayError, ValueError, TimeoutError):
