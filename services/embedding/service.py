@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from models.features import FeatureExtractor
+from models.golden import Golden
 from models.source import WeightSource
 from models.stations import TableShard
 from services.embedding.config import EmbeddingConfig
@@ -49,8 +51,13 @@ class EmbeddingService:
     def from_weights(
         cls, config: EmbeddingConfig, source: WeightSource, clock: Clock, replica: str, logger: JsonLogger | None = None
     ) -> Self:
-        """Build a replica from a weights version."""
+        """Build a replica from a weights version.
+
+        Raises:
+            WeightsError: the weights do not answer their golden request.
+        """
         tables = TableShard(source, config.shard, config.num_shards)
+        Golden.from_weights(source).check_shard(tables, FeatureExtractor.from_weights(source))
         return cls(config, tables, source.version, clock, replica, logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:

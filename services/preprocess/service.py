@@ -8,6 +8,7 @@ from models.features import FeatureExtractor
 from models.source import WeightSource
 from services.meter import Meter
 from services.preprocess.config import PreprocessConfig
+from services.preprocess.golden import check_golden
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import InvalidRequestError
@@ -55,8 +56,14 @@ class PreprocessService:
         replica: str,
         logger: JsonLogger | None = None,
     ) -> Self:
-        """Build a replica from a weights version."""
-        return cls(config, FeatureExtractor.from_weights(source), source.version, clock, replica, logger)
+        """Build a replica from a weights version.
+
+        Raises:
+            WeightsError: the weights do not answer their golden request.
+        """
+        extractor = FeatureExtractor.from_weights(source)
+        check_golden(extractor, source)
+        return cls(config, extractor, source.version, clock, replica, logger)
 
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
         """Turn the candidates of one request into a feature batch.

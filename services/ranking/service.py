@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from models.features import FeatureExtractor
+from models.golden import Golden
 from models.source import WeightSource
 from models.stations import CandidateRanker
 from services.meter import Meter
@@ -62,11 +64,14 @@ class RankingService:
 
         Raises:
             ConfigError: the model has no such tier.
+            WeightsError: the weights do not answer their golden request.
         """
         tiers = sorted(source.json("model")["tiers"])
         if config.tier not in tiers:
             raise ConfigError(f"tier must be one of {tiers}, is {config.tier!r}", field="tier", value=config.tier)
-        return cls(config, CandidateRanker.from_weights(source), source.version, clock, replica, logger)
+        ranker = CandidateRanker.from_weights(source)
+        Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
+        return cls(config, ranker, source.version, clock, replica, logger)
 
     async def rank(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+from models.golden import Golden
 from models.source import WeightSource
 from models.stations import RequestEncoder
 from services.meter import Meter, Timer
@@ -75,9 +76,14 @@ class SequenceService:
         replica: str,
         logger: JsonLogger | None = None,
     ) -> Self:
-        """Build a replica from a weights version."""
+        """Build a replica from a weights version.
+
+        Raises:
+            WeightsError: the weights do not answer their golden request.
+        """
         history_length = int(source.json("model")["history_length"])
         encoder = RequestEncoder.from_weights(source)
+        Golden.from_weights(source).check_encoder(encoder)
         return cls(config, encoder, source.version, history_length, log, clock, replica, logger)
 
     async def encode(self, task: EncodeTask) -> UserState:

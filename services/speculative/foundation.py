@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from models.features import FeatureExtractor
+from models.golden import Golden
 from models.source import WeightSource
 from models.stations import CandidateRanker
 from services.meter import Meter, Timer
@@ -67,8 +69,14 @@ class FoundationService:
         replica: str,
         logger: JsonLogger | None = None,
     ) -> Self:
-        """Build a replica from a weights version."""
-        return cls(config, CandidateRanker.from_weights(source), source.version, clock, replica, logger)
+        """Build a replica from a weights version.
+
+        Raises:
+            WeightsError: the weights do not answer their golden request.
+        """
+        ranker = CandidateRanker.from_weights(source)
+        Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
+        return cls(config, ranker, source.version, clock, replica, logger)
 
     async def precompute(
         self,
