@@ -33,16 +33,18 @@ REDACTED: Final = "***"
 _LEVELS: Final[dict[str, int]] = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 _DEPTH_MAX: Final = 6
 _SECRET_NAME = re.compile(r"token|passw(or)?d|secret|api_?key|authorization|credential", re.IGNORECASE)
-# User and password of a URL; greedy up to the last @ before the path, since a password may hold one itself.
-_URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s/?#]*@", re.IGNORECASE)
+# User and password of a URL; greedy up to the last @ before the path, since a password may hold one itself. It starts
+# at "://": a pattern that starts with the scheme takes quadratic time on a long word.
+_URL_USER = re.compile(r"(?<=://)[^\s/?#]*@")
 _URL_QUERY = re.compile(
-    r"(?P<name>[?&][\w.-]*(?:token|passw(?:or)?d|secret|api_?key|credential|signature)[\w.-]*=)[^&\s#]+", re.IGNORECASE
+    r"(?P<name>[?&][\w.-]{0,64}?(?:token|passw(?:or)?d|secret|api_?key|credential|signature)[\w.-]{0,64}=)[^&\s#]+",
+    re.IGNORECASE,
 )
 
 
 def redact_text(text: str) -> str:
     """Return the text without the credentials of URLs in it: ``redis://:pw@host`` becomes ``redis://***@host``."""
-    return _URL_QUERY.sub(rf"\g<name>{REDACTED}", _URL_USER.sub(rf"\g<scheme>{REDACTED}@", text))
+    return _URL_QUERY.sub(rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", text))
 
 
 def redact(value: object, name: str = "") -> Any:
@@ -68,18 +70,21 @@ def _redact(value: object, name: str, depth: int) -> Any:
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return _cut(redact_text(value))
+        return _text(value)
     if depth > 0 and isinstance(value, Mapping):
-        return {_cut(str(key)): _redact(item, str(key), depth - 1) for key, item in islice(value.items(), ITEMS_MAX)}
+        return {_text(str(key)): _redact(item, str(key), depth - 1) for key, item in islice(value.items(), ITEMS_MAX)}
     if depth > 0 and isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | memoryview):
         return [_redact(item, "", depth - 1) for item in islice(value, ITEMS_MAX)]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy number
         return _redact(value.item(), name, 0)
-    return _cut(redact_text(str(value)))
+    return _text(str(value))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}... ({len(text)} characters)"
+def _text(text: str) -> str:
+    if len(text) <= TEXT_CHARS_MAX:
+        return redact_text(text)
+    # Twice the limit is looked at, or a password at the cut would lose the @ that tells it.
+    return f"{redact_text(text[: 2 * TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]}... ({len(text)} characters)"
 
 
 class JsonLogger:
