@@ -17,6 +17,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 
 from shared.config import Config
@@ -85,6 +86,15 @@ class ApiLimits(Config):
     deadline_ms_max: int = Field(10_000, ge=1)
     deadline_ms_default: int = Field(1_000, ge=1)
     limit_default: int = Field(100, ge=1)
+
+    @model_validator(mode="after")
+    def _deadlines_agree(self) -> ApiLimits:
+        if not self.deadline_ms_min <= self.deadline_ms_default <= self.deadline_ms_max:
+            raise ValueError(
+                f"deadline_ms_default must lie between deadline_ms_min {self.deadline_ms_min} and deadline_ms_max "
+                f"{self.deadline_ms_max}, is {self.deadline_ms_default}"
+            )
+        return self
 
 
 class RankRequest(_Body):

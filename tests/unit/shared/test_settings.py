@@ -1,0 +1,68 @@
+"""The environment variables of rankmesh."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import shared.settings
+from shared.settings import Settings, child_environment, export, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("RANKMESH_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults() -> None:
+    assert load_settings() == Settings(var_dir=Path("var"), data_dir=Path("var/data"), log_level="info", native=True)
+
+
+def test_every_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"VAR_DIR": "/v", "DATA_DIR": "/d", "LOG_LEVEL": "DEBUG", "NATIVE": "0"}.items():
+        monkeypatch.setenv(f"RANKMESH_{name}", value)
+    assert load_settings() == Settings(var_dir=Path("/v"), data_dir=Path("/d"), log_level="debug", native=False)
+
+
+def test_data_lies_in_the_var_folder_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_VAR_DIR", "/v")
+    assert load_settings().data_dir == Path("/v/data")
+
+
+def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_LOG_LEVEL", "loud")
+    with pytest.raises(ValidationError, match="log_level"):
+        load_settings()
+
+
+def test_the_table_lists_every_variable_that_is_read() -> None:
+    source = Path(shared.settings.__file__).read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| (RANKMESH_\w+) \|", source, re.MULTILINE))
+    read = set(re.findall(r'"(RANKMESH_\w+)"', source))
+    assert listed == read
+    assert listed
+
+
+def test_a_child_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_TEST", "mine")
+    environment = child_environment(RANKMESH_TEST="theirs", RANKMESH_OTHER="x")
+    assert environment["RANKMESH_TEST"] == "theirs"
+    assert environment["RANKMESH_OTHER"] == "x"
+    assert environment["PATH"] == os.environ["PATH"]
+    assert os.environ["RANKMESH_TEST"] == "mine"
+    assert "RANKMESH_OTHER" not in os.environ
+
+
+def test_what_the_user_has_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_TEST", "user")
+    monkeypatch.setenv("RANKMESH_TEST_2", "x")
+    monkeypatch.delenv("RANKMESH_TEST_2")  # so that it is removed again after the test
+    export({"RANKMESH_TEST": "ours", "RANKMESH_TEST_2": "ours"})
+    assert os.environ["RANKMESH_TEST"] == "user"
+    assert os.environ["RANKMESH_TEST_2"] == "ours"
