@@ -77,7 +77,9 @@ def connect(config: StoreConfig) -> StoreClient:
         return _behind_sentinel(config, pool.connection_kwargs)
     except (ValueError, RedisError) as error:
         raise ConfigError(
-            f"store url {redact_text(config.url)} cannot be used: {error}", field="url", value=redact_text(config.url)
+            f"store url {redact_text(config.url)} cannot be used: {redact_text(str(error))}",
+            field="url",
+            value=redact_text(config.url),
         ) from error
 
 

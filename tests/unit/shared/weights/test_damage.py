@@ -261,7 +261,7 @@ def test_damage_in_an_object_store() -> None:
         fs.rm("/damage", recursive=True)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_is_refused(folder: Path, data: st.DataObject) -> None:
     """Whichever bit of whichever file flips: an error, never other weights."""
@@ -279,7 +279,7 @@ def test_any_flipped_bit_is_refused(folder: Path, data: st.DataObject) -> None:
         path.write_bytes(original)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_parsers_fail_otherwise(content: bytes) -> None:
     with pytest.raises(WeightsError):
