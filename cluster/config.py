@@ -142,9 +142,9 @@ class IngressStation(Config):
 
 
 class PreprocessStation(Config):
-    """Preprocess: numpy only, no torch in the process."""
+    """Preprocess: numpy only, no torch in the process. Two replicas: nothing stands in for features."""
 
-    replicas: ReplicaConfig = ReplicaConfig()
+    replicas: ReplicaConfig = ReplicaConfig(replicas=2)
     service: PreprocessConfig = PreprocessConfig()
 
 

@@ -9,6 +9,8 @@ docs/decisions/0003-transport.md:
   So ``failure`` fetches small results only.
 * With everything on one event loop, ``DeploymentResponse.cancel`` reaches the callee only after the response was
   resolved once. A call therefore resolves itself as soon as it has a replica.
+* Serve lets a call wait for ever while a deployment has no replica. Its router does know: it drops a replica on the
+  first call that finds it dead. So a call is refused at once then, and the caller goes on without that station.
 * A by-value call with a pending argument whose replica died keeps the caller's router busy for ever. So by-value calls
   never see pending arguments: they are awaited here first.
 """
@@ -24,7 +26,7 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from cluster.failures import as_rankmesh_error
-from shared.errors import RankMeshError
+from shared.errors import RankMeshError, StageUnavailableError
 
 ERROR_BYTES_MAX = 65_536
 """A larger result is a value: an error report with its traceback has about 3 KB."""
@@ -43,6 +45,7 @@ class RayHandle:
 
     def __init__(self, name: str, handle: DeploymentHandle[Any], by_reference: frozenset[str]) -> None:
         self._name = name
+        self._handle = handle
         self._methods = {True: handle.options(_by_reference=True), False: handle.options(_by_reference=False)}
         self._by_reference = by_reference
 
@@ -57,7 +60,10 @@ class RayHandle:
         Pending results among the arguments are passed on unawaited when they and this call travel by reference.
         """
         by_reference = method in self._by_reference
-        return RayCall(self._name, getattr(self._methods[by_reference], method), args, by_reference)
+        refusal = None
+        if _has_lost_all_replicas(self._handle):
+            refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
+        return RayCall(self._name, getattr(self._methods[by_reference], method), args, by_reference, refusal)
 
 
 class RayCall:
@@ -68,14 +74,24 @@ class RayCall:
         method: Bound method of a Serve handle.
         args: Arguments; ``RayCall`` ones stand for their results.
         by_reference: How the call travels.
+        refusal: Why the call is not made at all; None: it is made.
     """
 
-    def __init__(self, station: str, method: Any, args: tuple[object, ...], by_reference: bool) -> None:
+    def __init__(
+        self,
+        station: str,
+        method: Any,
+        args: tuple[object, ...],
+        by_reference: bool,
+        refusal: RankMeshError | None = None,
+    ) -> None:
         self.station = station
         self.by_reference = by_reference
         self._method = method
         self._response: _Response | None = None
-        if all(_passes_as_is(arg, by_reference) for arg in args):
+        if refusal is not None:
+            work = _refuse(refusal)
+        elif all(_passes_as_is(arg, by_reference) for arg in args):
             self._send([arg._response if isinstance(arg, RayCall) else arg for arg in args])
             work = self._resolve()
         else:
@@ -152,6 +168,19 @@ class RayCall:
             raise as_rankmesh_error(error, self.station) from error
         except Exception as error:  # whatever Ray raised has a place in the error tree
             raise as_rankmesh_error(error, self.station) from error
+
+
+async def _refuse(error: RankMeshError) -> Any:
+    raise error
+
+
+def _has_lost_all_replicas(handle: DeploymentHandle[Any]) -> bool:
+    """Return whether a deployment that had replicas has none now, as far as this process knows."""
+    if not handle.running_replicas_populated():
+        return False  # not heard of any yet: the call waits for the news
+    outer: Any = handle._router
+    router = outer._asyncio_router.request_router
+    return router is not None and not router.curr_replicas
 
 
 def _passes_as_is(arg: object, by_reference: bool) -> bool:
