@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class FaultyService:
         else:
             self._always[method] = fault
 
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def call(*args: Any) -> Any:
             self.started[method] += 1
             self.in_flight += 1

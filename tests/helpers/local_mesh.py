@@ -15,7 +15,7 @@ from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
-from services.ingress.config import IngressConfig
+from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
@@ -33,7 +33,7 @@ from shared.clock import Clock, SystemClock
 from shared.handle import LocalHandle
 from shared.hashing import EntityId
 from shared.log import JsonLogger
-from shared.schema.api import RankRequest, RankResponse
+from shared.schema.api import ApiLimits, RankRequest, RankResponse
 from shared.userlog import MemoryUserLog
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.fake_stations import FakeDirectory
@@ -70,13 +70,25 @@ _BUILT: dict[tuple[int, int], tuple[MemorySource, Parts]] = {}
 """The source is kept with its parts, so that its id cannot be given to another one."""
 
 
+PATIENT = IngressConfig(
+    limits=ApiLimits(deadline_ms_default=60_000, deadline_ms_max=60_000),
+    tiers=(
+        TierConfig(name="full", cost_ms=120, rank_ms=60, timeout_ms=30_000),
+        TierConfig(name="light", cost_ms=40, rank_ms=15, timeout_ms=30_000),
+    ),
+    budgets=StageBudgets(preprocess_ms=30_000, sequence_ms=30_000, embedding_ms=30_000, speculative_ms=30_000),
+    precompute=PrecomputeConfig(timeout_ms=30_000),
+)
+"""The default configuration with limits that no busy test machine reaches."""
+
+
 class LocalMesh:
     """A mesh in one process; ``aclose`` it, or use ``running``.
 
     Args:
         source: Weights; default a tiny random model of 40 items and 20 users.
         clock: Time.
-        config: The ingress's configuration; its number of shards decides how many there are.
+        config: The ingress's configuration, default ``PATIENT``; its number of shards decides how many there are.
 
     Attributes:
         services: Deployment name -> the service, behind a door that lets tests break it.
@@ -90,7 +102,7 @@ class LocalMesh:
     ) -> None:
         self.source = source or random_weights()
         self.clock = clock or SystemClock()
-        self.config = config or IngressConfig()
+        self.config = config or PATIENT
         self.log = MemoryUserLog()
         self.redis = FakeRedis()
         self.lines = io.StringIO()
@@ -146,7 +158,7 @@ class LocalMesh:
     def _build(self, source: MemorySource) -> dict[str, Any]:
         parts = Parts.of(source, self.config.num_shards)
         version, clock, logger = source.version, self.clock, self._logger
-        speculative = SpeculativeConfig(width=parts.config.speculative_width)
+        speculative = SpeculativeConfig(width=parts.config.speculative_width, store_timeout_ms=30_000)
         store = EmbeddingStore(self.redis, speculative, version, clock)
         length = parts.config.history_length
         return {
@@ -154,7 +166,14 @@ class LocalMesh:
                 PreprocessConfig(), parts.extractor, version, clock, "preprocess-0", logger
             ),
             "sequence": SequenceService(
-                SequenceConfig(), parts.encoder, version, length, self.log, clock, "sequence-0", logger
+                SequenceConfig(store_timeout_ms=30_000),
+                parts.encoder,
+                version,
+                length,
+                self.log,
+                clock,
+                "sequence-0",
+                logger,
             ),
             **{
                 f"embedding:{shard}": EmbeddingService(

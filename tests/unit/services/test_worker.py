@@ -51,7 +51,8 @@ async def test_the_loop_stays_free_while_work_runs(worker: Worker) -> None:
 
 
 async def test_work_that_is_cancelled_while_it_waits_never_starts(worker: Worker) -> None:
-    blocker, calls = Blocker(), []
+    blocker = Blocker()
+    calls: list[int] = []
     first = asyncio.create_task(worker.run(GENEROUS, blocker))
     await until(blocker.started.is_set)
     waiting = asyncio.create_task(worker.run(GENEROUS, calls.append, 1))
@@ -68,7 +69,8 @@ async def test_work_that_is_cancelled_while_it_waits_never_starts(worker: Worker
 
 
 async def test_work_whose_deadline_passes_while_it_waits_never_starts(worker: Worker) -> None:
-    clock, blocker, calls = ManualClock(), Blocker(), []
+    clock, blocker = ManualClock(), Blocker()
+    calls: list[int] = []
     first = asyncio.create_task(worker.run(GENEROUS, blocker))
     await until(blocker.started.is_set)
     waiting = asyncio.create_task(worker.run(Deadline.after_ms(100, clock), calls.append, 1))

@@ -46,5 +46,5 @@ def unpack(_: Any, response: Any) -> Any:
 
 @SCHEMA.parametrize()
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_declared(case: schemathesis.Case) -> None:
+def test_every_answer_is_declared(case: schemathesis.Case[Any]) -> None:
     case.call_and_validate()

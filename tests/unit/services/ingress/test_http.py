@@ -454,7 +454,7 @@ async def test_a_client_that_goes_away_takes_its_work_with_it(mesh: FakeMesh) ->
         "path": "/v1/rank", "raw_path": b"/v1/rank", "query_string": b"", "root_path": "",
         "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 2),
     }  # fmt: skip
-    request = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]
+    request = asyncio.create_task(app(scope, receive, send))
     await until(lambda: mesh.services["sequence"].in_flight == 1)
 
     gone.set()

@@ -9,18 +9,20 @@ from services.ingress.directory import StatusBody
 from services.ingress.service import IngressService
 from shared.errors import ConfigError
 from shared.schema.api import RankRequest
+from shared.schema.user import EncodeTask, UserState
 from tests.helpers.fake_stations import FakeMesh
 
 
 async def test_request_time_defaults_to_now_and_ids_are_canonical_on_the_way_in() -> None:
     mesh = FakeMesh()
-    seen = []
+    seen: list[EncodeTask] = []
     inner = mesh.services["sequence"].inner
     encode = inner.encode
 
-    async def spy(task: object) -> object:
+    async def spy(task: EncodeTask) -> UserState:
         seen.append(task)
-        return await encode(task)
+        state: UserState = await encode(task)
+        return state
 
     inner.encode = spy
     answer = await mesh.ingress.rank(RankRequest(user_id="42", candidates=["7", 8]))

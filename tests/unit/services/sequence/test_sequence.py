@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from shared.errors import DeadlineExceededError, StoreUnavailableError, VersionM
 from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.user import EncodeTask, UserHistory
-from shared.userlog import BufferConfig, MemoryUserLog
+from shared.userlog import BufferConfig, MemoryUserLog, UserLog
 from tests.helpers.faulty import HANG, FaultyService
 from tests.helpers.waiting import as_time_passes
 
@@ -33,10 +33,17 @@ class Rig:
         self.log = MemoryUserLog()
         self.door = FaultyService(self.log, self.clock)
         self.lines = io.StringIO()
+        buffer = BufferConfig(events_max=5, retry_interval_ms=100)
         self.service = SequenceService(
-            SequenceConfig(store_timeout_ms=20, buffer=BufferConfig(events_max=5, retry_interval_ms=100), **config),
-            ENCODER, SOURCE.version, LENGTH, self.door, self.clock, "sequence-0", JsonLogger(stream=self.lines),
-        )  # fmt: skip
+            SequenceConfig(store_timeout_ms=20, buffer=buffer, **config),
+            ENCODER,
+            SOURCE.version,
+            LENGTH,
+            cast(UserLog, self.door),
+            self.clock,
+            "sequence-0",
+            JsonLogger(stream=self.lines),
+        )
 
     def task(self, user: int | str = 3, as_of_s: int = 1_000, **fields: Any) -> EncodeTask:
         values = {"request_id": "r/1", "version": SOURCE.version, "surface": "web", "remaining_ms": 1_000.0, **fields}
@@ -111,7 +118,8 @@ async def test_a_store_out_of_reach_gives_the_last_known_history_marked(rig: Rig
     state = await as_time_passes(rig.clock, rig.service.encode(rig.task()))
 
     assert state.degraded == "stale_history"
-    np.testing.assert_array_equal(*[next(iter(each.tensors.values())) for each in (known, state)])
+    for name, value in state.tensors.items():
+        np.testing.assert_array_equal(value, known.tensors[name])
 
 
 async def test_a_last_known_history_never_shows_a_request_its_future(rig: Rig) -> None:

@@ -143,7 +143,7 @@ async def test_embeddings_of_another_width_are_refused(service: SpeculativeServi
 
 
 @pytest.mark.parametrize("foreign", [{"request_id": "r/2"}, {"version": "v2"}])
-async def test_foreign_inputs_are_refused(service: SpeculativeService, foreign: dict[str, str]) -> None:
+async def test_foreign_inputs_are_refused(service: SpeculativeService, foreign: dict[str, Any]) -> None:
     with pytest.raises(VersionMismatchError):
         await service.lookup(task(), features([1], [0], **foreign))
     with pytest.raises(VersionMismatchError):
