@@ -10,6 +10,7 @@ another's by now.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import importlib.util
@@ -150,10 +151,9 @@ class EmbeddedStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = self._lock()
         try:
+            self._reap()
             # The lock was free: whatever is left is of a server that is gone.
             (self._folder / _STATE_NAME).unlink(missing_ok=True)
-            if self._child is not None:
-                self._child.wait()
             state = self._launch(lock)
         finally:
             os.close(lock)  # the server has it now
@@ -269,8 +269,6 @@ class EmbeddedStore:
         return handle
 
     def _is_locked(self) -> bool:
-        if self._child is not None:
-            self._child.poll()  # our own child that has ended stays a zombie until it is asked for
         try:
             handle = os.open(self._folder / _LOCK_NAME, os.O_RDWR)
         except FileNotFoundError:
@@ -281,7 +279,14 @@ class EmbeddedStore:
             return True
         finally:
             os.close(handle)
+        self._reap()
         return False
+
+    def _reap(self) -> None:
+        """Ask for the end of our own child, which stays a zombie until then; the lock is free, so it is ending."""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # somebody removed the lock file under it
+                self._child.wait(self._config.stop_timeout_ms / 1e3)
 
     def _wait_until(self, condition: Callable[[], bool], timeout_ms: float) -> bool:
         end_s = self._clock.monotonic_s() + timeout_ms / 1e3
