@@ -49,7 +49,7 @@ function lead(answer, next, roundTripMs) {
   let text = `${plural(answer.num_candidates, "candidate")} ranked in ${ms(answer.total_ms)} (${ms(roundTripMs)} with the trip from this page).`;
   if (next.size > 0) {
     const head = places.filter((place) => place <= FIRST_ROWS).length;
-    text += ` Of the ${plural(next.size, "film")} that this user really rated next, ${head} ${head === 1 ? "is" : "are"} among the first ${FIRST_ROWS}`;
+    text += ` Of the ${plural(next.size, "item")} that this user really chose next, ${head} ${head === 1 ? "is" : "are"} among the first ${FIRST_ROWS}`;
     text += places.length > 0 ? `; their places: ${places.slice(0, 12).join(", ")}${places.length > 12 ? " and lower" : ""}.` : ".";
   }
   return text;

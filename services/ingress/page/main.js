@@ -72,7 +72,7 @@ async function loadSamples() {
     state.samples = body.samples;
     state.items = body.items;
     const options = body.samples.map((sample, index) => html("option", { value: String(index) },
-      `user ${sample.user_id}, rated ${plural(sample.true_next.length, "film")} next`));
+      `user ${sample.user_id}, ${plural(sample.num_earlier ?? 0, "earlier event")}`));
     select.replaceChildren(...options, html("option", { value: "" }, "none: use the user id"));
     showHistory(body.samples[0] ?? null);
     if (body.provenance) byId("data-note").textContent = `Data: ${body.provenance}`;

@@ -1,0 +1,22 @@
+"""The ``rankmesh`` command: one module a verb or two, each importing what it needs only when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from cluster.cli import bench, events, lifecycle, rank, run, status, train
+from cluster.cli.group import VerbGroup
+
+app = typer.Typer(
+    name="rankmesh",
+    cls=VerbGroup,
+    help="A ranking mesh on Ray Serve: start it, ask it, watch it, train it, measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (run, lifecycle, status, rank, events, train, bench):
+    app.registered_commands += module.app.registered_commands
+
+__all__ = ["app"]

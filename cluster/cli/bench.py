@@ -1,0 +1,47 @@
+"""``rankmesh bench`` and ``rankmesh verify``: forwarded to the benchmarks package."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster.cli.options import ConfigOption, JsonOption, UrlOption
+
+app = typer.Typer()
+
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+
+
+def _benchmarks(module: str) -> Any:
+    # By name: benchmarks sit above this package in the import order, and only these two verbs reach up.
+    return import_module(f"benchmarks.{module}")
+
+
+@app.command()
+def bench(
+    benchmark: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Benchmark; without one, list them.", show_default=False)
+    ] = None,
+    seed: SeedOption = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Few samples, a smoke test.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Run one benchmark, show its figures and append them to benchmarks/results/."""
+    options = _benchmarks("registry").BenchmarkOptions(seed=seed, quick=quick, url=url, config=config)
+    sys.exit(_benchmarks("cli").bench(benchmark, options, json_lines=as_json))
+
+
+@app.command()
+def compare(
+    left: Annotated[Path, typer.Argument(help="Result file (JSON lines).", exists=True, dir_okay=False)],
+    right: Annotated[Path, typer.Argument(help="Another.", exists=True, dir_okay=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Show the figures of two result files side by side."""
+    sys.exit(_benchmarks("cli").compare(left, right, json_lines=as_json))

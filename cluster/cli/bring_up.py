@@ -1,0 +1,150 @@
+"""From nothing to a mesh that answers: weights, processes, histories. What is there already is used again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.cli.catalogue import Catalogue
+from cluster.cli.steps import Steps
+from cluster.cli.training_view import in_words
+from cluster.config import DEFAULT_PATH, MeshConfig, load_mesh
+from cluster.histories import HistorySource
+from cluster.loading import HistoryThread
+from cluster.local import Mesh
+from cluster.weights import QUICK_CONFIG, Choice, find_trained, weights_url
+from shared.errors import ConfigError
+from shared.settings import Settings, load_settings
+from shared.weights import WeightStore
+from training.config import TrainConfig, load_train_config
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be brought up.
+
+    Args:
+        mesh: The mesh.
+        train: How its weights are made when they are not there.
+        train_path: File of ``train``.
+        settings: Folders.
+    """
+
+    mesh: MeshConfig
+    train: TrainConfig
+    train_path: Path
+    settings: Settings
+
+    @classmethod
+    def of(cls, name: str | None, port: int | None, config: Path | None, train: Path | None) -> Plan:
+        """Read the files that a command line names.
+
+        Raises:
+            ConfigError: a file breaks a rule, or a mesh of that name runs already.
+        """
+        settings = load_settings()
+        mesh = load_mesh(config or DEFAULT_PATH, name, port)
+        running = Mesh.find(mesh.name, settings.var_dir)
+        if running is not None:
+            raise ConfigError(
+                f"mesh {mesh.name} runs already, at {running.url}; end it with `rankmesh down --name {mesh.name}`, "
+                "or give another --name and --port",
+                field="name",
+                value=mesh.name,
+            )
+        train_path = train or QUICK_CONFIG
+        return cls(mesh, load_train_config(train_path), train_path, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A mesh that answers, and what it publishes.
+
+    Args:
+        mesh: The mesh.
+        catalogue: Names and sample requests of its weights.
+    """
+
+    mesh: Mesh
+    catalogue: Catalogue
+
+
+def bring_up(plan: Plan, steps: Steps, *, detached: bool) -> Running:
+    """Bring a mesh up, telling each step.
+
+    Args:
+        plan: What.
+        steps: Told of it.
+        detached: Leave it running when this process ends.
+
+    Raises:
+        RankMeshError: a step failed; nothing is left running.
+    """
+    store = WeightStore(weights_url(plan.mesh, plan.settings.var_dir))
+    choice = _weights(plan, store, steps)
+    reader = store.open(choice.version)
+    catalogue = Catalogue.from_documents(reader.json("samples"), reader.json("display"))
+    config = plan.mesh.model_copy(update={"weights": plan.mesh.weights.model_copy(update={"version": choice.version})})
+    source = HistorySource(catalogue.dataset, catalogue.provenance, catalogue.as_of_s, config.user_log().max_events)
+    loading = HistoryThread(config, plan.settings, source, TrainConfig.model_validate(choice.metrics["train"]))
+    with steps.step("mesh", "starting") as step:
+
+        def tell(doing: str) -> None:
+            step.doing(doing)
+            if doing == "Ray":  # the store answers from here on
+                loading.start()
+
+        mesh = Mesh.start(config, detached=detached, var_dir=plan.settings.var_dir, on_progress=tell)
+        if loading.ident is None:  # the store's moment was too short to be told of
+            loading.start()
+        step.done(f"{len(mesh.processes())} processes, {mesh.url}")
+    try:
+        _await_histories(loading, steps)
+    except BaseException:
+        mesh.stop()
+        raise
+    return Running(mesh, catalogue)
+
+
+def _weights(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
+    if plan.mesh.weights.version != "latest":
+        version = plan.mesh.weights.version
+        return Choice(version, store.open(version).json("metrics"), is_new=False)
+    with steps.step("model", "looking for trained weights") as step:
+        found = find_trained(store, plan.train)
+        step.done(in_words(found) if found else f"none yet of {plan.train_path}")
+    return found or _train(plan, store, steps)
+
+
+def _train(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
+    from training.data import load_dataset
+
+    with steps.step("data", f"fetching {plan.train.dataset}") as step:
+        dataset = load_dataset(
+            plan.train.dataset,
+            plan.settings.data_dir,
+            seed=plan.train.seed,
+            synthetic=plan.train.synthetic,
+            synthetic_fallback=plan.train.synthetic_fallback,
+        )
+        counts = f"{len(dataset.users):,} users, {len(dataset.catalog):,} items, {len(dataset.log):,} events"
+        step.done(f"{dataset.name}: {counts}")
+    if dataset.name != plan.train.dataset:
+        steps.note(dataset.provenance)
+    del dataset
+    with steps.step("train", f"{plan.train_path}, once; later runs use it again", spinner=False) as step:
+        from training.loop import train_and_publish
+
+        version = train_and_publish(
+            plan.train_path, plan.settings.data_dir, weights_url(plan.mesh, plan.settings.var_dir), steps.console
+        )
+        choice = Choice(version, store.open(version).json("metrics"), is_new=True)
+        step.done(in_words(choice))
+    return choice
+
+
+def _await_histories(loading: HistoryThread, steps: Steps) -> None:
+    with steps.step("histories", "loading what every user did before the held-out period") as step:
+        loaded = loading.result()
+        where = "in the store already" if loaded.already else "loaded"
+        step.done(f"{loaded.num_events:,} events of {loaded.num_users:,} users {where}")

@@ -1,0 +1,178 @@
+"""``rankmesh events``: append one event, or a file of them, to the users' logs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from cluster.cli.group import usage_error
+from cluster.cli.options import (
+    DEFAULT_NAME,
+    AtOption,
+    JsonOption,
+    NameOption,
+    PortOption,
+    UrlOption,
+    parse_id,
+    parse_time,
+)
+
+if TYPE_CHECKING:
+    from shared.schema.api import Event
+
+app = typer.Typer()
+
+BATCH = 500
+"""Events of one append; under every sensible limit of a deployment."""
+
+LINE_BYTES_MAX = 65_536
+
+
+@app.command()
+def events(
+    user: Annotated[str | None, typer.Option("--user", help="User id of one event.", show_default=False)] = None,
+    item: Annotated[str | None, typer.Option("--item", help="Item id of one event.", show_default=False)] = None,
+    weight: Annotated[
+        float, typer.Option("--weight", "--rating", min=0, max=1e6, help="What it is worth, here the rating.")
+    ] = 5.0,
+    at: AtOption = None,
+    event_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Event id; default: made of the event, so repeating is harmless.", show_default=False
+        ),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="JSON lines, one event each; - is standard input.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+    name: NameOption = DEFAULT_NAME,
+    port: PortOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Append one event (--user, --item) or a file of events (--file) to the users' logs.
+
+    A line of the file: {"event_id": "e1", "user_id": 6040, "item_id": 260, "weight": 5, "timestamp_s": 978300000}
+    """
+    from rich.console import Console
+
+    from cluster.cli.client import Client
+    from cluster.cli.locate import mesh_url
+    from shared.schema.api import EventsRequest
+
+    if (file is None) == (user is None or item is None):
+        raise usage_error("give either --user and --item, or --file", "--file")
+    if file is None:
+        found: Iterator[Event] = iter([one_event(str(user), str(item), weight, parse_time(at), event_id)])
+    else:
+        found = _read(file)
+    counts = {"appended": 0, "duplicates": 0, "buffered": 0}
+    with Client(mesh_url(name, port, url)) as client:
+        for batch in _batches(found, BATCH):
+            answer = client.append(EventsRequest(events=batch))
+            for field in counts:
+                counts[field] += getattr(answer, field)
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(counts) + "\n")
+        return
+    words = [f"{counts['appended']:,} appended", f"{counts['duplicates']:,} there already"]
+    if counts["buffered"]:
+        words.append(f"{counts['buffered']:,} kept in memory until the store is back")
+    Console(highlight=False).print(", ".join(words))
+
+
+def one_event(user: str, item: str, weight: float, timestamp_s: int | None, event_id: str | None) -> Event:
+    """Make one event; without an id, the same event always gets the same.
+
+    Args:
+        user: User id.
+        item: Item id.
+        weight: What it is worth.
+        timestamp_s: Seconds since the epoch; None: now.
+        event_id: Its id; None: derived from the rest.
+
+    Raises:
+        typer.BadParameter: a value breaks a limit of the API.
+    """
+    from pydantic import ValidationError
+
+    from shared.clock import SystemClock
+    from shared.hashing import hash64, store_token
+    from shared.schema.api import Event
+
+    user_id, item_id = parse_id(user), parse_id(item)
+    when = int(SystemClock().now_s()) if timestamp_s is None else timestamp_s
+    if event_id is None:
+        content = f"{store_token(user_id)}:{store_token(item_id)}:{weight!r}:{when}"
+        event_id = f"cli-{hash64(content.encode()):016x}"
+    try:
+        return Event(event_id=event_id, user_id=user_id, item_id=item_id, weight=weight, timestamp_s=when)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = {"event_id": "--id", "user_id": "--user", "item_id": "--item", "timestamp_s": "--at"}.get(
+            str(first["loc"][0]), "--weight"
+        )
+        raise usage_error(f"{first['msg']} (value {first['input']!r})", option) from error
+
+
+def _read(file: str) -> Iterator[Event]:
+    if file == "-":
+        yield from parse_lines(sys.stdin, "standard input")
+        return
+    try:
+        with Path(file).open(encoding="utf-8") as stream:
+            yield from parse_lines(stream, file)
+    except OSError as error:
+        raise usage_error(f"cannot read {file}: {error.strerror}", "--file") from error
+
+
+def parse_lines(stream: TextIO, name: str) -> Iterator[Event]:
+    """Yield the events of JSON lines; empty lines are skipped.
+
+    Raises:
+        InvalidRequestError: a line is no event; names file, line and field. Earlier lines have been yielded.
+    """
+    from pydantic import ValidationError
+
+    from shared.errors import InvalidRequestError
+    from shared.schema.api import Event
+
+    number = 0
+    while line := stream.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidRequestError(
+                f"{name}, line {number}: longer than {LINE_BYTES_MAX} characters",
+                field="line",
+                limit=LINE_BYTES_MAX,
+                value=number,
+            )
+        if not line.strip():
+            continue
+        try:
+            yield Event.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(
+                f"{name}, line {number}: {where + ': ' if where else ''}{first['msg']}",
+                field=where or "line",
+                value=number,
+            ) from error
+
+
+def _batches(found: Iterator[Event], size: int) -> Iterator[list[Event]]:
+    batch: list[Event] = []
+    for event in found:
+        batch.append(event)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

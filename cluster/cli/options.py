@@ -1,0 +1,105 @@
+"""Options that several verbs share, and what they stand for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from cluster.cli.group import usage_error
+
+if TYPE_CHECKING:
+    from shared.hashing import EntityId
+
+DEFAULT_NAME = "rankmesh"
+
+NameOption: TypeAlias = Annotated[str, typer.Option("--name", help="Name of the mesh; several run side by side.")]
+FreeNameOption: TypeAlias = Annotated[
+    str | None, typer.Option("--name", help="Name of the mesh; default from the configuration.", show_default=False)
+]
+TrainConfigOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--train",
+        help="Training configuration (YAML); default configs/train/quick.yaml.",
+        show_default=False,
+        dir_okay=False,
+        exists=True,
+    ),
+]
+StoreOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--store", help="Weight store, a folder or URL; default var/weights.", show_default=False),
+]
+PortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65_535, help="HTTP port; default from the configuration.", show_default=False),
+]
+ConfigOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Deployment file (YAML); default configs/serve/local.yaml.",
+        show_default=False,
+        dir_okay=False,
+        exists=True,
+    ),
+]
+UrlOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="Base URL of a mesh elsewhere; default: the running mesh called --name.", show_default=False
+    ),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of a table.")]
+UserOption: TypeAlias = Annotated[str, typer.Option("--user", help="User id.")]
+AtOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--at", help="Time: seconds since the epoch or ISO 8601 (UTC unless it says otherwise).", show_default=False
+    ),
+]
+
+
+def parse_time(text: str | None, option: str = "--at") -> int | None:
+    """Return seconds since the epoch.
+
+    Args:
+        text: Seconds or ISO 8601; None stays None.
+        option: Named when it is neither.
+
+    Raises:
+        typer.BadParameter: the text is no time.
+    """
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise usage_error(f"{text!r} is neither seconds since the epoch nor an ISO 8601 time", option) from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def parse_id(text: str) -> EntityId:
+    """Return an id as the mesh knows it: decimal digits are an integer, everything else a string."""
+    from shared.hashing import canonical_id
+
+    return canonical_id(text)
+
+
+def parse_ids(text: str, option: str) -> list[EntityId]:
+    """Return the ids of a comma-separated list.
+
+    Raises:
+        typer.BadParameter: the list is empty or has an empty place.
+    """
+    from shared.hashing import canonical_id
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise usage_error(f"{text!r} must be ids separated by commas, none empty", option)
+    return [canonical_id(part) for part in parts]

@@ -1,0 +1,105 @@
+"""``rankmesh run``: bring a mesh up, rank held-out real requests, show an answer, keep serving."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.cli.options import ConfigOption, FreeNameOption, PortOption, TrainConfigOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cluster.cli.bring_up import Plan
+    from cluster.cli.steps import Steps
+    from cluster.local import Mesh
+
+app = typer.Typer()
+
+_WATCH_PERIOD_S = 1.0
+
+
+@app.command()
+def run(
+    name: FreeNameOption = None,
+    port: PortOption = None,
+    config: ConfigOption = None,
+    train: TrainConfigOption = None,
+    once: Annotated[bool, typer.Option("--once", help="End everything after the answer.")] = False,
+) -> None:
+    """Bring a mesh up, rank held-out real requests and show one, then serve until Ctrl-C.
+
+    Data, weights and users' histories are fetched, trained and loaded once; later runs use them again.
+    """
+    from rich.console import Console
+
+    from cluster.cli.bring_up import Plan
+    from cluster.cli.steps import Steps
+    from shared.clock import SystemClock
+
+    console = Console(highlight=False)
+    steps = Steps(console, SystemClock())
+    console.print("[bold]rankmesh[/bold]  six stations, one request", highlight=False)
+    with _terminated_like_interrupted():
+        _run(steps, Plan.of(name, port, config, train), once)
+
+
+def _run(steps: Steps, plan: Plan, once: bool) -> None:
+    from cluster.cli.bring_up import bring_up
+    from cluster.cli.client import Client
+    from cluster.cli.demonstrate import demonstrate, direct
+
+    running = bring_up(plan, steps, detached=False)
+    with ended(running.mesh, steps):
+        with Client(running.mesh.url) as client:
+            user_id = demonstrate(client, running.catalogue, steps)
+        if once:
+            return
+        direct(steps.console, running.mesh.url, user_id, running.mesh.name, steps.elapsed_s)
+        try:
+            while not running.mesh.wait(_WATCH_PERIOD_S):
+                pass
+        except KeyboardInterrupt:
+            steps.console.print()
+            return
+        steps.note(f"the mesh has ended by itself; {running.mesh.folders.log} says why")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def ended(mesh: Mesh, steps: Steps) -> Iterator[None]:
+    """End the mesh after the body, whatever became of it, and say what is gone."""
+    try:
+        yield
+    finally:
+        # A second Ctrl-C must not leave half a mesh behind; the end has time limits of its own.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            end(mesh, steps)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def end(mesh: Mesh, steps: Steps) -> None:
+    """End a mesh as a step; the launcher proves that no process and no port is left, or raises.
+
+    Raises:
+        StageUnavailableError: something is left; names it.
+    """
+    with steps.step("end", "ending every process") as step:
+        num_processes, num_ports = len(mesh.processes()), len(mesh.state.ports)
+        mesh.stop()
+        step.done(f"{num_processes} processes and {num_ports} ports of mesh {mesh.name} are gone")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Make SIGTERM end the verb as Ctrl-C does: in order."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

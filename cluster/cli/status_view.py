@@ -1,0 +1,95 @@
+"""Draws the state of a mesh for a terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from services.ingress.directory import DeploymentStatus, ReplicaStatus, StatusBody
+
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "down": "bold red"}
+_STATE_SIGNS = {"ready": "●", "starting": "○", "down": "■"}
+_COUNTERS_WIDTH_MIN = 110
+
+
+def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
+    """Draw one line a replica, headed by the state of the whole.
+
+    Args:
+        status: Body of ``GET /v1/status``.
+        url: Where it was asked.
+        width: Columns of the terminal; counters are shown where there is room.
+    """
+    num_ready = sum(replica.state == "ready" for station in status.deployments for replica in station.replicas)
+    num_wanted = sum(station.target for station in status.deployments)
+    word, style = _health(status)
+    head = Table.grid(padding=(0, 2, 0, 0))
+    head.add_column(style="bright_black", no_wrap=True)
+    head.add_column(overflow="fold")
+    head.add_row(
+        "mesh", Text.assemble((status.name, "bold"), "  ", (word, style), f"  {num_ready} of {num_wanted} replicas")
+    )
+    head.add_row("at", url)
+    head.add_row("weights", status.version)
+    store_sign = _sign("ready" if status.store.healthy else "down")
+    head.add_row("store", Text.assemble(store_sign, f"  {status.store.kind}, {status.store.url}"))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bright_black")
+    for column in ("station", "up", "replica", "state"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    table.add_column("pid", justify="right")
+    table.add_column("weights", no_wrap=True, overflow="ellipsis")
+    wide = width >= _COUNTERS_WIDTH_MIN
+    if wide:
+        table.add_column("counted", no_wrap=True, overflow="ellipsis", style="bright_black")
+    for station in status.deployments:
+        _add_station(table, station, status.version, wide)
+    return Group(head, Text(""), table)
+
+
+def _add_station(table: Table, station: DeploymentStatus, version: str, wide: bool) -> None:
+    num_ready = sum(replica.state == "ready" for replica in station.replicas)
+    count = Text(f"{num_ready}/{station.target}", style="" if num_ready >= station.target else "bold yellow")
+    if not station.replicas:
+        table.add_row(Text(station.name, style="bold"), count, Text("none", style="bold red"))
+    for index, replica in enumerate(station.replicas):
+        first = index == 0
+        cells = [
+            Text(station.name, style="bold") if first else "",
+            count if first else "",
+            replica.id,
+            _sign(replica.state),
+            "" if replica.pid is None else str(replica.pid),
+            _held(replica, version),
+        ]
+        table.add_row(*cells, *([_counted(replica)] if wide else []))
+
+
+def _health(status: StatusBody) -> tuple[str, str]:
+    if (
+        any(all(replica.state == "down" for replica in station.replicas) for station in status.deployments)
+        or not status.store.healthy
+    ):
+        return "degraded", "bold red"
+    if any(
+        sum(replica.state == "ready" for replica in station.replicas) < station.target for station in status.deployments
+    ):
+        return "starting", "bold yellow"
+    return ("ready", "bold green") if status.ready else ("not ready", "bold yellow")
+
+
+def _sign(state: str) -> Text:
+    return Text(f"{_STATE_SIGNS[state]} {state}", style=_STATE_STYLES[state])
+
+
+def _held(replica: ReplicaStatus, version: str) -> Text:
+    """Return the weights version of a replica; the mesh's own, shown in the head, as a tick."""
+    if replica.version is None:
+        return Text("-", style="bright_black")
+    return Text("✓", style="green") if replica.version == version else Text(replica.version, style="yellow")
+
+
+def _counted(replica: ReplicaStatus) -> str:
+    largest = sorted(replica.counters.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {count:,}" for name, count in largest if count)

@@ -1,0 +1,64 @@
+"""``rankmesh train`` and ``rankmesh evaluate``: make weights, and measure them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cluster.cli.group import usage_error
+from cluster.cli.options import JsonOption, StoreOption, TrainConfigOption
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    config: TrainConfigOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The larger model, configs/train/full.yaml: takes longer.")
+    ] = False,
+    store: StoreOption = None,
+) -> None:
+    """Train a model in time order, measure it on the held-out period and publish it to the weight store."""
+    from rich.console import Console
+
+    from cluster.weights import FULL_CONFIG, QUICK_CONFIG
+    from shared.settings import load_settings
+    from training.loop import train_and_publish
+
+    if full and config is not None:
+        raise usage_error("give --full or --train, not both", "--full")
+    settings = load_settings()
+    path = config or (FULL_CONFIG if full else QUICK_CONFIG)
+    train_and_publish(path, settings.data_dir, _store_url(store), Console(highlight=False))
+
+
+@app.command()
+def evaluate(
+    version: Annotated[
+        str | None, typer.Option("--version", help="Weights version; default the newest.", show_default=False)
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure published weights on the held-out period: AUC, logloss, NE, calibration, gAUC by tier and objective."""
+    from rich.console import Console
+
+    from shared.settings import load_settings
+    from shared.weights import WeightStore
+    from training.evaluate import evaluate_version
+
+    weights = WeightStore(_store_url(store))
+    reader = weights.open(version or weights.latest())
+    evaluations = evaluate_version(reader, load_settings().data_dir, Console(highlight=False, stderr=as_json))
+    if as_json:
+        for evaluation in evaluations:
+            sys.stdout.write(evaluation.model_dump_json() + "\n")
+
+
+def _store_url(store: str | None) -> str:
+    from shared.settings import load_settings
+
+    return store or str(load_settings().var_dir.absolute() / "weights")

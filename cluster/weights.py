@@ -1,0 +1,72 @@
+"""Finds the weights that a run may use again, or has them trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.config import MeshConfig
+from shared.errors import WeightsError
+from shared.weights import WeightStore
+from training.config import TrainConfig
+
+QUICK_CONFIG = Path("configs/train/quick.yaml")
+"""The model that two cores train in minutes."""
+
+FULL_CONFIG = Path("configs/train/full.yaml")
+"""The best model, trained in hours."""
+
+LOOKED_AT_MAX = 50
+"""Newest versions that are looked through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The weights of a run.
+
+    Args:
+        version: Name of the version.
+        metrics: Its ``metrics`` document.
+        is_new: It was trained for this run.
+    """
+
+    version: str
+    metrics: dict[str, Any]
+    is_new: bool
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether another data set than the configured one had to do."""
+        return bool(self.metrics["dataset"] != self.metrics["train"]["dataset"])
+
+    def quality(self, objective: str = "click") -> dict[str, float]:
+        """Return test metrics of one objective on the best tier, with the history that a server knows; may be empty."""
+        for evaluation in self.metrics.get("evaluations", ()):
+            if evaluation["split"] == "test" and evaluation["history_mode"] == "strict":
+                found: dict[str, float] = evaluation["objectives"].get(objective, {})
+                return found
+        return {}
+
+
+def weights_url(config: MeshConfig, var_dir: Path) -> str:
+    """Return where the weights of a mesh are: what its configuration says, else a folder among the run-time files."""
+    return config.weights.url or str(var_dir.absolute() / "weights")
+
+
+def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
+    """Return the newest version that was trained with exactly this configuration, None when there is none.
+
+    Args:
+        store: Where to look.
+        config: The training run.
+    """
+    wanted = config.model_dump(mode="json")
+    for version in reversed(store.versions()[-LOOKED_AT_MAX:]):
+        try:
+            metrics = store.open(version).json("metrics")
+        except WeightsError:  # damaged, or published by something else: no reason not to look further
+            continue
+        if metrics.get("train") == wanted:
+            return Choice(version, metrics, is_new=False)
+    return None

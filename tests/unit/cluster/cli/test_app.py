@@ -1,0 +1,114 @@
+"""The command as a whole: its verbs, its exit status, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.cli.group import VerbGroup
+from shared.errors import ConfigError, StageUnavailableError
+
+VERBS = {
+    *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "bench", "compare", "verify"),
+}
+
+
+def test_the_verbs() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    } == VERBS
+    assert all(verb in result.output for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_explains_itself(verb: str) -> None:
+    result = CliRunner().invoke(app, [verb, "-h"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from cluster.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'ray', 'torch', 'numpy', 'httpx', 'fastapi', 'redis'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def verbs() -> typer.Typer:
+    small = typer.Typer(cls=VerbGroup, pretty_exceptions_enable=False)
+
+    @small.command()
+    def known() -> None:
+        raise StageUnavailableError("no mesh\nanswers [here]")
+
+    @small.command()
+    def config() -> None:
+        raise ConfigError("tiers must be 1 to 8, are 9")
+
+    @small.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    @small.command()
+    def broken() -> None:
+        raise ZeroDivisionError("a defect")
+
+    return small
+
+
+@pytest.mark.parametrize(
+    ("verb", "status", "words"),
+    [
+        ("known", 1, "error no mesh answers [here]"),
+        ("config", 1, "error tiers must be 1 to 8, are 9"),
+        ("interrupted", 130, ""),
+        ("unknown", 2, "No such command"),
+    ],
+)
+def test_expected_errors_are_one_line_and_a_status(verb: str, status: int, words: str) -> None:
+    result = CliRunner().invoke(verbs(), [verb])
+    assert result.exit_code == status
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_defect_is_not_hidden() -> None:
+    assert isinstance(CliRunner().invoke(verbs(), ["broken"]).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rank"], "Missing option"),
+        (["rank", "--user", "1", "--num", "0"], "--num"),
+        (["rank", "--user", "1", "--url", "http://x", "--at", "then"], "neither seconds since the epoch nor"),
+        (["rank", "--user", "1", "--url", "http://x", "--candidates", "1,,2"], "separated by commas"),
+        (["events", "--user", "1"], "--file"),
+        (["events", "--user", "1", "--item", "2", "--file", "x"], "--file"),
+        (["events", "--url", "http://127.0.0.1:9", "--file", "no/such/file"], "cannot read no/such/file"),
+        (["status", "--port", "70000"], "--port"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("verb", [["status"], ["rank", "--user", "1"], ["events", "--user", "1", "--item", "2"]])
+def test_no_mesh_is_one_line_that_says_how_to_start_one(verb: list[str]) -> None:
+    result = CliRunner().invoke(app, [*verb, "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "rankmesh up" in result.output
+    assert len(result.output.strip().splitlines()) == 1

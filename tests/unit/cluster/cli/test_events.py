@@ -1,0 +1,69 @@
+"""Events on the command line: one, or JSON lines."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import typer
+
+from cluster.cli.events import LINE_BYTES_MAX, one_event, parse_lines
+from shared.errors import InvalidRequestError
+
+LINE = {"event_id": "e1", "user_id": 6040, "item_id": 260, "weight": 5, "timestamp_s": 978300000}
+
+
+def test_the_same_event_always_gets_the_same_id() -> None:
+    first = one_event("6040", "260", 5.0, 978_300_000, None)
+    assert first == one_event("6040", "260", 5.0, 978_300_000, None)
+    others = [
+        one_event("6041", "260", 5.0, 978_300_000, None),
+        one_event("6040", "261", 5.0, 978_300_000, None),
+        one_event("6040", "260", 4.0, 978_300_000, None),
+        one_event("6040", "260", 5.0, 978_300_001, None),
+    ]
+    assert len({first.event_id, *(other.event_id for other in others)}) == 5
+    assert (first.user_id, first.item_id) == (6040, 260)
+    assert one_event("6040", "abc", 5.0, 0, "mine").event_id == "mine"
+
+
+def test_without_a_time_it_happened_now() -> None:
+    assert one_event("1", "2", 3.0, None, None).timestamp_s > 1_700_000_000
+
+
+@pytest.mark.parametrize(("event_id", "at", "option"), [("two words", 1, "--id"), (None, 2**41, "--at")])
+def test_a_value_over_a_limit_names_its_option(event_id: str | None, at: int, option: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        one_event("1", "2", 3.0, at, event_id)
+    assert option in caught.value.format_message()
+
+
+def test_lines_are_events_and_empty_lines_are_not() -> None:
+    text = f"{json.dumps(LINE)}\n\n{json.dumps({**LINE, 'event_id': 'e2'})}"
+    assert [event.event_id for event in parse_lines(io.StringIO(text), "f")] == ["e1", "e2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2: Invalid JSON"),
+        (json.dumps({**LINE, "weight": -1}), "line 2: weight: Input should be greater than or equal to 0"),
+        (json.dumps({**LINE, "novelty": 1}), "line 2: novelty: Extra inputs are not permitted"),
+        (json.dumps({key: LINE[key] for key in LINE if key != "item_id"}), "line 2: item_id: Field required"),
+        ("x" * (LINE_BYTES_MAX + 1), f"line 2: longer than {LINE_BYTES_MAX}"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_lines_before_it_count(line: str, words: str) -> None:
+    found = parse_lines(io.StringIO(f"{json.dumps(LINE)}\n{line}\n"), "events.jsonl")
+    assert next(found).event_id == "e1"
+    with pytest.raises(InvalidRequestError) as caught:
+        next(found)
+    assert caught.value.message.startswith("events.jsonl, ")
+    assert words in caught.value.message
+
+
+def test_a_line_of_the_longest_length_is_read() -> None:
+    line = json.dumps(LINE)
+    padded = line + " " * (LINE_BYTES_MAX - len(line) - 1) + "\n"
+    assert len(list(parse_lines(io.StringIO(padded * 2), "f"))) == 2

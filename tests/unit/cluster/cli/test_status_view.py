@@ -1,0 +1,55 @@
+"""The state of a mesh as a person reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.cli.status_view import status_table
+from tests.helpers.mesh_answers import VERSION, status_body
+from tests.helpers.terminal import lines
+
+URL = "http://127.0.0.1:8341"
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_every_replica_has_a_line_and_nothing_is_too_wide(width: int) -> None:
+    text = lines(status_table(status_body(), URL, width), width)
+    assert max(len(line) for line in text) <= width
+    joined = "\n".join(text)
+    for expected in (
+        URL,
+        VERSION,
+        "2 of 4 replicas",
+        "redis://127.0.0.1:6401",
+        "embedding:0#1",
+        "■ down",
+        "older",
+        "none",
+    ):
+        assert expected in joined
+
+
+def test_counters_need_a_wide_terminal() -> None:
+    assert not any("1,234" in line for line in lines(status_table(status_body(), URL, 80), 80))
+    assert any("lookups 1,234" in line for line in lines(status_table(status_body(), URL, 120), 120))
+
+
+def replica(state: str) -> dict[str, Any]:
+    return {"name": "ingress", "target": 1, "replicas": [{"id": "ingress#1", "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"deployments": [replica("ready")]}, "ready"),
+        ({"deployments": [replica("starting")]}, "starting"),
+        ({"deployments": [replica("down")]}, "degraded"),
+        ({"deployments": [replica("ready")], "ready": False}, "not ready"),
+        ({"deployments": [replica("ready")], "store": {"kind": "redis", "url": "r", "healthy": False}}, "degraded"),
+    ],
+)
+def test_one_word_for_the_whole(changes: dict[str, Any], word: str) -> None:
+    head = lines(status_table(status_body(**changes), URL, 80), 80)[0]
+    assert [part.strip() for part in head.split("  ") if part.strip()][2] == word

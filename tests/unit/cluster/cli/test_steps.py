@@ -1,0 +1,47 @@
+"""Steps and their seconds."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from cluster.cli.steps import Steps
+from shared.clock import ManualClock
+
+
+def shown(console: Console) -> list[str]:
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+async def test_a_step_ends_with_its_result_and_its_seconds() -> None:
+    clock = ManualClock()
+    console = Console(file=io.StringIO(), width=80)
+    steps = Steps(console, clock)
+    with steps.step("model", "looking") as step:
+        await clock.advance(2.5)
+        step.done("reused 2026")
+    assert [line.split() for line in shown(console)] == [
+        ["…", "model", "looking"],
+        ["✓", "model", "reused", "2026", "2.5", "s"],
+    ]
+    assert steps.elapsed_s == 2.5
+    assert max(map(len, shown(console))) <= 80
+
+
+def test_a_step_that_fails_says_so_and_passes_the_error_on() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with pytest.raises(ValueError, match="no"), Steps(console, ManualClock()).step("mesh", "starting"):
+        raise ValueError("no")
+    assert shown(console)[-1].split() == ["✗", "mesh", "starting", "0.0", "s"]
+
+
+def test_a_terminal_shows_a_spinner_that_leaves_nothing_behind() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    with Steps(console, ManualClock()).step("mesh", "starting") as step:
+        step.done("ready")
+    assert "starting" in "".join(shown(console))
+    assert shown(console)[-1].endswith("0.0 s")
