@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -23,8 +24,20 @@ from tests.helpers.faulty import HANG, Fault
 from tests.helpers.waiting import until
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-LIMITS = ApiLimits(candidates_max=8, events_max=3, body_bytes_max=2_048, deadline_ms_min=50, deadline_ms_max=5_000)
-CONFIG = IngressConfig(limits=LIMITS, budgets=StageBudgets(preprocess_ms=10, events_ms=50), body_timeout_s=0.05)
+LIMITS = ApiLimits(
+    candidates_max=8,
+    events_max=3,
+    body_bytes_max=2_048,
+    deadline_ms_min=50,
+    deadline_ms_max=20_000,
+    deadline_ms_default=20_000,
+)
+SLOW = StageBudgets(
+    preprocess_ms=20_000, sequence_ms=20_000, embedding_ms=20_000, speculative_ms=20_000, events_ms=20_000
+)
+CONFIG = IngressConfig(limits=LIMITS, budgets=SLOW, body_timeout_s=20)
+"""Time limits that no busy machine reaches; tests of a time limit set their own."""
+
 RANK: dict[str, Any] = {"user_id": 42, "candidates": [3, 1, 2]}
 EVENT: dict[str, Any] = {"event_id": "e1", "user_id": 42, "item_id": 7, "weight": 4.5, "timestamp_s": 100}
 
@@ -34,12 +47,19 @@ def mesh() -> FakeMesh:
     return FakeMesh(CONFIG, SystemClock())
 
 
-@pytest.fixture
-async def client(mesh: FakeMesh) -> AsyncIterator[httpx.AsyncClient]:
+@asynccontextmanager
+async def connected(mesh: FakeMesh) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a mesh to a client."""
     transport = httpx.ASGITransport(create_app(mesh.ingress), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://mesh") as client:
         yield client
     await mesh.ingress.aclose()
+
+
+@pytest.fixture
+async def client(mesh: FakeMesh) -> AsyncIterator[httpx.AsyncClient]:
+    async with connected(mesh) as client:
+        yield client
 
 
 async def post(
@@ -194,7 +214,7 @@ async def test_a_body_that_is_not_one_msgpack_document_is_malformed(client: http
         ({"limit": 9}, "limit"),
         ({"limit": "3"}, "limit"),
         ({"deadline_ms": 49}, "deadline_ms"),
-        ({"deadline_ms": 5_001}, "deadline_ms"),
+        ({"deadline_ms": 20_001}, "deadline_ms"),
         ({"deadline_ms": 10**100}, "deadline_ms"),
         ({"timestamp_s": -1}, "timestamp_s"),
         ({"timestamp_s": 2**40 + 1}, "timestamp_s"),
@@ -239,9 +259,8 @@ async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, bo
         ({"candidates": list(range(9))}, False),
         ({"limit": 1}, True),
         ({"limit": 8}, True),
-        ({"deadline_ms": 50}, True),
-        ({"deadline_ms": 51}, True),
-        ({"deadline_ms": 5_000}, True),
+        ({"deadline_ms": 19_999}, True),
+        ({"deadline_ms": 20_000}, True),
         ({"user_id": ID_MAX}, True),
         ({"user_id": 0}, True),
         ({"user_id": "x" * 256}, True),
@@ -256,6 +275,13 @@ async def test_limits_hold_at_and_beside_their_values(
     client: httpx.AsyncClient, change: dict[str, Any], is_accepted: bool
 ) -> None:
     assert (await post(client, {**RANK, **change})).status_code == (200 if is_accepted else 422)
+
+
+@pytest.mark.parametrize("deadline_ms", [50, 51])
+async def test_the_smallest_budget_is_accepted_though_it_may_not_suffice(
+    client: httpx.AsyncClient, deadline_ms: int
+) -> None:
+    assert (await post(client, {**RANK, "deadline_ms": deadline_ms})).status_code in (200, 504)
 
 
 @pytest.mark.parametrize(("size", "status"), [(2_047, 200), (2_048, 200), (2_049, 413)])
@@ -289,14 +315,15 @@ async def test_an_absurd_content_length_is_refused_unread(client: httpx.AsyncCli
     refusal(await post(client, RANK, content_length="9" * 30), 413, "payload_too_large")
 
 
-async def test_a_body_that_trickles_in_is_given_up(client: httpx.AsyncClient) -> None:
+async def test_a_body_that_trickles_in_is_given_up() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    response = await client.post("/v1/rank", content=chunks(), headers={"content-type": JSON})
+    async with connected(FakeMesh(CONFIG.model_copy(update={"body_timeout_s": 0.02}), SystemClock())) as client:
+        response = await client.post("/v1/rank", content=chunks(), headers={"content-type": JSON})
 
-    assert refusal(response, 408, "slow_body").context["limit"] == 0.05
+    assert refusal(response, 408, "slow_body").context["limit"] == 0.02
 
 
 async def test_msgpack_numbers_keep_their_kind(client: httpx.AsyncClient) -> None:
@@ -348,10 +375,13 @@ async def test_an_append_is_tried_twice_and_then_503(client: httpx.AsyncClient, 
     assert mesh.services["sequence"].started["append"] == 4
 
 
-async def test_an_append_that_hangs_is_504(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_an_append_that_hangs_is_504() -> None:
+    mesh = FakeMesh(CONFIG.model_copy(update={"budgets": SLOW.model_copy(update={"events_ms": 20})}), SystemClock())
     mesh.services["sequence"].always("append", HANG)
 
-    refusal(await post(client, {"events": [EVENT]}, "/v1/events"), 504, "deadline_exceeded")
+    async with connected(mesh) as client:
+        refusal(await post(client, {"events": [EVENT]}, "/v1/events"), 504, "deadline_exceeded")
+
     assert mesh.services["sequence"].in_flight == 0
 
 
