@@ -53,13 +53,18 @@ def as_rankmesh_error(error: BaseException, station: str) -> RankMeshError:
         return OverloadedError(
             f"{station}: {root.message}", stage=station, retry_after_s=root.retry_after_s or _RETRY_AFTER_S
         )
-    reason = next((text for kinds, text in _REASONS if isinstance(root, kinds)), "it failed")
+    reason = reason_of(type(root)) or "it failed"
     text = str(root).strip().partition("\n")[0][:_REASON_CHARS_MAX]
     return StageUnavailableError(
         f"{station}: {reason} ({type(root).__name__}{f': {text}' if text else ''})",
         stage=station,
         cause=type(root).__name__,
     )
+
+
+def reason_of(kind: type[BaseException]) -> str | None:
+    """Return what an exception class of Ray, Serve or gRPC means, None for a class of somebody else."""
+    return next((text for kinds, text in _REASONS if issubclass(kind, kinds)), None)
 
 
 def _root(error: BaseException) -> BaseException:

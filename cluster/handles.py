@@ -18,7 +18,7 @@ docs/decisions/0003-transport.md:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 import ray.experimental
@@ -31,6 +31,7 @@ from shared.errors import RankMeshError, StageUnavailableError
 ERROR_BYTES_MAX = 65_536
 """A larger result is a value: an error report with its traceback has about 3 KB."""
 
+BytesOf: TypeAlias = Callable[[ObjectRef[Any]], int]
 _Response: TypeAlias = DeploymentResponse[Any]
 
 
@@ -41,13 +42,21 @@ class RayHandle:
         name: Deployment name as the stations know it, e.g. ``embedding:1``.
         handle: Its Serve handle.
         by_reference: Methods that travel by reference; all others go by value.
+        bytes_of: Tells the size of a result without fetching it.
     """
 
-    def __init__(self, name: str, handle: DeploymentHandle[Any], by_reference: frozenset[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        handle: DeploymentHandle[Any],
+        by_reference: frozenset[str],
+        bytes_of: BytesOf | None = None,
+    ) -> None:
         self._name = name
         self._handle = handle
         self._methods = {True: handle.options(_by_reference=True), False: handle.options(_by_reference=False)}
         self._by_reference = by_reference
+        self._bytes_of = bytes_of or object_bytes
 
     @property
     def name(self) -> str:
@@ -63,7 +72,8 @@ class RayHandle:
         refusal = None
         if _has_lost_all_replicas(self._handle):
             refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
-        return RayCall(self._name, getattr(self._methods[by_reference], method), args, by_reference, refusal)
+        bound = getattr(self._methods[by_reference], method)
+        return RayCall(self._name, bound, args, by_reference, self._bytes_of, refusal)
 
 
 class RayCall:
@@ -74,6 +84,7 @@ class RayCall:
         method: Bound method of a Serve handle.
         args: Arguments; ``RayCall`` ones stand for their results.
         by_reference: How the call travels.
+        bytes_of: Tells the size of a result without fetching it.
         refusal: Why the call is not made at all; None: it is made.
     """
 
@@ -83,11 +94,13 @@ class RayCall:
         method: Any,
         args: tuple[object, ...],
         by_reference: bool,
+        bytes_of: BytesOf,
         refusal: RankMeshError | None = None,
     ) -> None:
         self.station = station
         self.by_reference = by_reference
         self._method = method
+        self._bytes_of = bytes_of
         self._response: _Response | None = None
         if refusal is not None:
             work = _refuse(refusal)
@@ -119,7 +132,7 @@ class RayCall:
         """Return why the ended call failed, or None."""
         await self.ready()
         reference = self._reference()
-        if reference is not None and _bytes_of(reference) > ERROR_BYTES_MAX:
+        if reference is not None and self._bytes_of(reference) > ERROR_BYTES_MAX:
             return None
         try:
             await self._value()
@@ -209,6 +222,7 @@ def _stop(response: _Response) -> None:
         assigned.result().cancel()  # type: ignore[no-untyped-call]
 
 
-def _bytes_of(reference: ObjectRef[Any]) -> int:
+def object_bytes(reference: ObjectRef[Any]) -> int:
+    """Return the size of an object that this process owns, 0 when it is not known; takes 0.3 ms."""
     location = ray.experimental.get_object_locations([reference]).get(reference, {})
     return int(location.get("object_size") or 0)

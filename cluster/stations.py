@@ -247,7 +247,7 @@ class Ingress(Station):
 
     def __init__(self, place: Place, handles: dict[str, DeploymentHandle[Any]]) -> None:
         from cluster.connect import connect_stations
-        from cluster.status import MeshDirectory
+        from cluster.status import MeshDirectory, ServeInformant
         from services.ingress.model_info import ModelInfo
         from services.ingress.service import IngressService
 
@@ -256,7 +256,7 @@ class Ingress(Station):
             place.config.ingress_service(),
             connect_stations(place.config, handles),
             ModelInfo.from_weights(place.weights()),
-            MeshDirectory(place.config, handles, place.store, self.clock),
+            MeshDirectory(place.config, ServeInformant(handles), place.store, self.clock),
             self.clock,
             self.replica,
             logger=self.logger,

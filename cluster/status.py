@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ray
 from ray import serve
@@ -28,14 +28,27 @@ _STORE_TIMEOUT_MS = 200
 
 _STATES: dict[str, ReplicaState] = {
     "RUNNING": "ready",
+    "PENDING_MIGRATION": "ready",
     "STARTING": "starting",
     "UPDATING": "starting",
     "RECOVERING": "starting",
-    "PENDING_MIGRATION": "ready",
 }
-"""Serve's word for a replica that serves or will; any other one is on its way out."""
+"""Serve's words for a replica that serves or will; with any other one it is on its way out."""
 
-_Own: TypeAlias = dict[str, dict[str, Any]]
+Replies: TypeAlias = dict[str, dict[str, Any]]
+"""Replica name -> what it says of itself."""
+
+
+class Informant(Protocol):
+    """What the directory asks."""
+
+    async def details(self) -> Mapping[str, Any] | None:
+        """Return Serve's instance details, None when the controller does not answer."""
+        ...
+
+    async def replies(self) -> Replies:
+        """Return the status of every replica that answers."""
+        ...
 
 
 class MeshDirectory:
@@ -43,16 +56,14 @@ class MeshDirectory:
 
     Args:
         config: What should run.
-        handles: Station name -> its Serve handle, without the ingress.
+        informant: Whom to ask.
         store: How to reach the store.
         clock: Ages of answers.
     """
 
-    def __init__(
-        self, config: MeshConfig, handles: Mapping[str, DeploymentHandle[Any]], store: StoreConfig, clock: Clock
-    ) -> None:
+    def __init__(self, config: MeshConfig, informant: Informant, store: StoreConfig, clock: Clock) -> None:
         self._config = config
-        self._handles = dict(handles)
+        self._informant = informant
         self._store = store
         self._client: Any = connect(store)
         self._clock = clock
@@ -64,7 +75,10 @@ class MeshDirectory:
         """Return every deployment of the mesh, the ingress included."""
         async with self._lock:  # callers that come while one asks share its answer
             if self._clock.monotonic_s() - self._known_s > CACHE_S:
-                await self._refresh()
+                details = await self._informant.details()
+                if details is not None:
+                    self._known = deployments_of(details, await self._informant.replies(), self._config)
+                    self._known_s = self._clock.monotonic_s()
         return self._known
 
     async def store(self) -> StoreStatus:
@@ -76,50 +90,59 @@ class MeshDirectory:
             healthy = False
         return StoreStatus(kind=self._config.store.kind, url=redact_text(self._store.url), healthy=healthy)
 
-    async def _refresh(self) -> None:
+
+class ServeInformant:
+    """Asks Serve's controller and, by broadcast, the replicas.
+
+    Args:
+        handles: Station name -> its Serve handle, without the ingress.
+    """
+
+    def __init__(self, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        self._handles = {name: handle.options(_by_reference=False) for name, handle in handles.items()}
+
+    async def details(self) -> Mapping[str, Any] | None:
+        """Return Serve's instance details, None when the controller does not answer: it may be restarting."""
         try:
             controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
             async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
-                details = await controller.get_serve_instance_details.remote()
+                details: Mapping[str, Any] = await controller.get_serve_instance_details.remote()
         except (ray.exceptions.RayError, ValueError, TimeoutError):
-            return  # the controller is restarting: what was known last is the best answer
-        own = await self._ask_replicas()
-        self._known = deployments_of(details, own, self._config)
-        self._known_s = self._clock.monotonic_s()
+            return None
+        return details
 
-    async def _ask_replicas(self) -> _Own:
-        """Return what each replica says of itself, by its name; one that does not answer is missing."""
-        handles = dict(self._handles)
-        handles.setdefault("ingress", serve.get_deployment_handle(deployment_name("ingress"), APP))
-        self._handles = handles
-        answers = await asyncio.gather(*(_broadcast(handle) for handle in handles.values()))
+    async def replies(self) -> Replies:
+        """Return the status of every replica that answers."""
+        if "ingress" not in self._handles:  # not there yet while the ingress itself is being built
+            ingress: DeploymentHandle[Any] = serve.get_deployment_handle(deployment_name("ingress"), APP)
+            self._handles["ingress"] = ingress.options(_by_reference=False)
+        answers = await asyncio.gather(*(_broadcast(handle) for handle in self._handles.values()))
         return {status["replica"]: status for replies in answers for status in replies}
 
 
 async def _broadcast(handle: DeploymentHandle[Any]) -> list[dict[str, Any]]:
     try:
-        response = handle.options(_by_reference=False).broadcast("status")
+        response = handle.broadcast("status")
         replies = await response.results_async(timeout_s=_REPLICA_TIMEOUT_S, return_exceptions=True)
     except (ray.exceptions.RayError, serve.exceptions.RayServeException, TimeoutError):
         return []  # no replica of it is alive; the controller's view says so
     return [reply for reply in replies if isinstance(reply, dict)]
 
 
-def deployments_of(details: Mapping[str, Any], own: _Own, config: MeshConfig) -> list[DeploymentStatus]:
+def deployments_of(details: Mapping[str, Any], replies: Replies, config: MeshConfig) -> list[DeploymentStatus]:
     """Join the controller's view of the replicas with what they say of themselves.
 
     Args:
         details: Serve's instance details; empty when they are not known yet.
-        own: Replica name -> its status.
+        replies: Replica name -> its status.
         config: What should run; a deployment that Serve does not know yet has no replicas.
     """
-    application = details.get("applications", {}).get(APP, {})
-    deployed = application.get("deployments", {})
+    deployed = details.get("applications", {}).get(APP, {}).get("deployments", {})
     result = []
     for station, wanted in station_configs(config).items():
         name = deployment_name(station)
         found = deployed.get(name, {})
-        replicas = [_replica(name, each, own) for each in found.get("replicas", []) if each.get("state") in _STATES]
+        replicas = [_replica(name, each, replies) for each in found.get("replicas", []) if each["state"] in _STATES]
         target = found.get("target_num_replicas", wanted.replicas)
         result.append(
             DeploymentStatus(name=station, target=target, replicas=sorted(replicas, key=lambda each: each.id))
@@ -127,9 +150,9 @@ def deployments_of(details: Mapping[str, Any], own: _Own, config: MeshConfig) ->
     return result
 
 
-def _replica(deployment: str, replica: Mapping[str, Any], own: _Own) -> ReplicaStatus:
+def _replica(deployment: str, replica: Mapping[str, Any], replies: Replies) -> ReplicaStatus:
     name = f"{deployment}-{replica['replica_id']}"
-    said = own.get(name, {})
+    said = replies.get(name, {})
     return ReplicaStatus(
         id=name,
         state=_STATES[replica["state"]],
