@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import ConfigOption, JsonOption, UrlOption
+from cluster.cli.options import DEFAULT_NAME, ConfigOption, JsonOption, NameOption, UrlOption
 
 app = typer.Typer()
 
@@ -45,3 +45,27 @@ def compare(
 ) -> None:
     """Show the figures of two result files side by side."""
     sys.exit(_benchmarks("cli").compare(left, right, json_lines=as_json))
+
+
+@app.command()
+def verify(
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Requests without speculative embeddings.")
+    ] = 300,
+    num_speculative: Annotated[
+        int, typer.Option("--speculative", min=0, help="Users with them, two requests each.")
+    ] = 48,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    name: NameOption = DEFAULT_NAME,
+    url: UrlOption = None,
+) -> None:
+    """Compare a mesh with the oracle: equal scores, equal order; exit status 1 when an answer is wrong.
+
+    A mesh of that name that runs is asked; without one, one is brought up and ended.
+    """
+    options = _benchmarks("cli").VerifyOptions(
+        url=url, name=name, config=config, num_requests=num_requests, num_speculative=num_speculative, seed=seed
+    )
+    sys.exit(_benchmarks("cli").verify(options, json_lines=as_json))

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.steps import Steps
-from shared.clock import ManualClock
+from shared.clock import SystemClock
 
 
 def shown(console: Console) -> list[str]:
@@ -17,12 +17,25 @@ def shown(console: Console) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-async def test_a_step_ends_with_its_result_and_its_seconds() -> None:
-    clock = ManualClock()
+class Watch:
+    """A clock that only moves when told to."""
+
+    def __init__(self) -> None:
+        self.time_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+    def block_s(self, duration_s: float) -> None:
+        self.time_s += duration_s
+
+
+def test_a_step_ends_with_its_result_and_its_seconds() -> None:
+    clock = Watch()
     console = Console(file=io.StringIO(), width=80)
     steps = Steps(console, clock)
     with steps.step("model", "looking") as step:
-        await clock.advance(2.5)
+        steps.pause(2.5)
         step.done("reused 2026")
     assert [line.split() for line in shown(console)] == [
         ["…", "model", "looking"],
@@ -34,14 +47,29 @@ async def test_a_step_ends_with_its_result_and_its_seconds() -> None:
 
 def test_a_step_that_fails_says_so_and_passes_the_error_on() -> None:
     console = Console(file=io.StringIO(), width=80)
-    with pytest.raises(ValueError, match="no"), Steps(console, ManualClock()).step("mesh", "starting"):
+    with pytest.raises(ValueError, match="no"), Steps(console, Watch()).step("mesh", "starting"):
         raise ValueError("no")
     assert shown(console)[-1].split() == ["✗", "mesh", "starting", "0.0", "s"]
 
 
 def test_a_terminal_shows_a_spinner_that_leaves_nothing_behind() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    with Steps(console, ManualClock()).step("mesh", "starting") as step:
+    with Steps(console, Watch()).step("mesh", "starting") as step:
         step.done("ready")
     assert "starting" in "".join(shown(console))
     assert shown(console)[-1].endswith("0.0 s")
+
+
+def test_what_goes_on_inside_a_step_is_shown_where_there_is_a_spinner() -> None:
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
+        with Steps(console, SystemClock()).step("mesh", "starting") as step:
+            step.doing("stations 3/11")
+            step.done("ready")
+        assert ("starting: stations 3/11" in "\n".join(shown(console))) is is_terminal
+
+
+def test_a_note_stands_below_its_step() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    Steps(console, SystemClock()).note("the synthetic log stands in")
+    assert shown(console) == ["  the synthetic log stands in"]

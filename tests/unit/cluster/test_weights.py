@@ -1,0 +1,70 @@
+"""Which weights a run uses again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.config import MeshConfig, WeightsConfig
+from cluster.weights import Choice, find_trained, weights_url
+from shared.weights import WeightStore
+from training.config import TrainConfig
+
+QUICK = TrainConfig(name="quick")
+
+
+def publish(store: WeightStore, version: str, **documents: Any) -> None:
+    with store.writer(version) as writer:
+        writer.add_tensors("dense", {"w": np.zeros(1, np.float32)})
+        for name, document in documents.items():
+            writer.add_json(name, document)
+        writer.commit()
+
+
+def metrics(config: TrainConfig, dataset: str = "ml-1m") -> dict[str, Any]:
+    evaluations = [
+        {"split": "test", "history_mode": mode, "tier": "full", "objectives": {"click": {"auc": auc}}}
+        for mode, auc in (("pub", 0.79), ("strict", 0.78))
+    ]
+    return {"dataset": dataset, "train": config.model_dump(mode="json"), "evaluations": evaluations}
+
+
+def test_the_newest_version_of_exactly_this_run(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    assert find_trained(store, QUICK) is None
+    publish(store, "20260101-000000-aaaaaaaa", metrics=metrics(QUICK))
+    publish(store, "20260102-000000-bbbbbbbb", metrics=metrics(QUICK))
+    publish(store, "20260103-000000-cccccccc", metrics=metrics(TrainConfig(name="quick", seed=1)))
+    found = find_trained(store, QUICK)
+    assert found is not None
+    assert (found.version, found.is_new) == ("20260102-000000-bbbbbbbb", False)
+
+
+def test_versions_of_something_else_are_passed_over(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    publish(store, "20260101-000000-aaaaaaaa", metrics=metrics(QUICK))
+    publish(store, "20260102-000000-bbbbbbbb")
+    publish(store, "20260103-000000-cccccccc", metrics={"note": "by hand"})
+    found = find_trained(store, QUICK)
+    assert found is not None
+    assert found.version == "20260101-000000-aaaaaaaa"
+
+
+@pytest.mark.parametrize(("dataset", "stands_in"), [("ml-1m", False), ("synthetic", True)])
+def test_a_stand_in_for_the_data_is_known(dataset: str, stands_in: bool) -> None:
+    assert Choice("v", metrics(QUICK, dataset), is_new=False).stands_in is stands_in
+
+
+def test_quality_is_that_of_serving() -> None:
+    assert Choice("v", metrics(QUICK), is_new=False).quality()["auc"] == 0.78
+    assert Choice("v", {"train": {}}, is_new=False).quality() == {}
+    assert Choice("v", metrics(QUICK), is_new=False).quality("conversion") == {}
+
+
+def test_weights_lie_among_the_run_time_files_unless_told(tmp_path: Path) -> None:
+    assert weights_url(MeshConfig(), tmp_path) == str(tmp_path / "weights")
+    elsewhere = MeshConfig(weights=WeightsConfig(url="s3://bucket/weights"))
+    assert weights_url(elsewhere, tmp_path) == "s3://bucket/weights"
