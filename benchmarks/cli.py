@@ -6,16 +6,39 @@ With ``json_lines`` standard output holds JSON rows and nothing else; everything
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.compare import compare_rows
 from benchmarks.record import RESULTS_DIR, RunContext, append_rows, read_rows
 from benchmarks.registry import BENCHMARKS, BenchmarkOptions, load
-from benchmarks.report import comparison_table, names_table, rows_table
+from benchmarks.report import comparison_table, names_table, rows_table, verdict_table
 from shared.clock import SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What a person may choose for ``verify``.
+
+    Args:
+        url: Base URL of a running mesh; None: the mesh called ``name``.
+        name: Mesh of this machine; when none of that name runs, one is brought up and ended.
+        config: Deployment file of the mesh; None: the default one.
+        num_requests: Requests without speculative embeddings.
+        num_speculative: Users with them, two requests each.
+        seed: Which requests.
+    """
+
+    url: str | None = None
+    name: str = "rankmesh"
+    config: Path | None = None
+    num_requests: int = 300
+    num_speculative: int = 48
+    seed: int = 0
 
 
 def bench(
@@ -80,6 +103,46 @@ def compare(left: Path, right: Path, *, json_lines: bool = False) -> int:
     else:
         Console().print(comparison_table(comparisons, left.name, right.name))
     return 0
+
+
+def verify(options: VerifyOptions, *, json_lines: bool = False) -> int:
+    """Compare a mesh with the oracle; the verdict is one JSON object, or a table.
+
+    Args:
+        options: Which mesh, and how much.
+        json_lines: The verdict as JSON on standard output.
+
+    Returns:
+        0 when no answer is wrong, else 1.
+
+    Raises:
+        RankMeshError: there is no mesh to verify, or its weights or data are not on this machine.
+    """
+    from benchmarks.site import Where, running_site
+    from benchmarks.verify import Scope, verify_site
+
+    scope = Scope(options.num_requests, options.num_speculative, options.seed)
+    console = Console(stderr=True, highlight=False)
+    with running_site(Where(options.url, options.name, options.config)) as site, _bars(console) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=of)
+            progress.update(tasks[what], completed=done)
+
+        verdict = verify_site(site, scope, tell)
+    if json_lines:
+        _print_json(verdict.document())
+    else:
+        Console(highlight=False).print(verdict_table(verdict.document()))
+    return 1 if verdict.wrong else 0
+
+
+def _bars(console: Console) -> Progress:
+    """Return bars on standard error, gone when they are full; none where standard error is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_json(*documents: object) -> None:

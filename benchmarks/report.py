@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.compare import Comparison
@@ -70,6 +71,21 @@ def comparison_table(comparisons: Sequence[Comparison], left: str, right: str) -
 
 def _words(params: Iterable[tuple[str, object]]) -> str:
     return ", ".join(f"{name} {value}" for name, value in params)
+
+
+def verdict_table(document: Mapping[str, object]) -> Table:
+    """Return the verdict of ``verify`` as a table; faults in words below."""
+    table = Table(title="verify", title_justify="left", caption_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right")
+    examples = document["examples"]
+    for name, value in document.items():
+        if name != "examples":
+            text = number(value) if isinstance(value, float) else str(value)
+            table.add_row(name.replace("_", " "), f"[bold red]{text}[/]" if name == "wrong" and value else text)
+    if isinstance(examples, list) and examples:
+        table.caption = "\n".join(map(escape, examples))
+    return table
 
 
 def number(value: float) -> str:

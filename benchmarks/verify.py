@@ -22,7 +22,7 @@ from benchmarks.judge import Judge, Judgement, SpeculativeInputs
 from benchmarks.shadow import ShadowCache, promised_ids
 from benchmarks.site import Site
 from benchmarks.trials import AT_ONCE, SIZES, Trial, trial_plan
-from shared.clock import Clock
+from shared.clock import Clock, SystemClock
 from shared.errors import StageUnavailableError
 from shared.hashing import id_key
 from shared.schema.api import Event, EventsRequest, RankRequest
@@ -143,6 +143,17 @@ async def verify(
         await SpeculativePhase(client, site, judge, clock).run(source, scope, verdict, tell)
     verdict.seconds = clock.monotonic_s() - began_s
     return verdict
+
+
+def verify_site(site: Site, scope: Scope, progress: Progress | None = None) -> Verdict:
+    """Run ``verify`` with a client of its own, outside an event loop."""
+
+    async def run() -> Verdict:
+        clock = SystemClock()
+        async with MeshClient(site.url, TIMEOUT_S, AT_ONCE, clock) as client:
+            return await verify(site, client, scope, clock, progress)
+
+    return asyncio.run(run())
 
 
 async def phase_a(client: MeshClient, site: Site, source: CaseSource, plan: list[Trial]) -> list[Exchange]:

@@ -19,6 +19,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from benchmarks.site import Site
+from shared.hashing import canonical_id
+from tests.helpers.world import world_dataset
 
 OPERATIONS = [
     ("POST", "/v1/rank"),
@@ -31,7 +33,6 @@ OPERATIONS = [
     ("GET", "/metrics"),
 ]
 CHECKS = [
-    schemathesis.checks.not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_headers_conformance,
@@ -43,6 +44,10 @@ MODES = {"POST": (GenerationMode.POSITIVE, GenerationMode.NEGATIVE), "GET": (Gen
 CASES = [(method, path, mode) for method, path in OPERATIONS for mode in MODES[method]]
 # A view takes nothing: there is nothing to vary, and nothing that could be wrong.
 EXAMPLES = {"POST": 60, "GET": 1}
+
+
+BUDGET_MS_MIN = 1_000
+"""A budget from which on a request of the fuzzer must be answered, also on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +73,24 @@ def test_the_api_keeps_its_document(api: schemathesis.BaseSchema, method: str, p
     )
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     def fuzz(case: schemathesis.Case[Any]) -> None:
+        body: Any = case.body
+        _spare_the_world(body)
         response = case.call_and_validate(checks=CHECKS, timeout=30)
         statuses[response.status_code] += 1
+        if response.status_code >= 500:  # the one that a client can ask for: a budget that is too small
+            assert response.status_code == 504
+            assert body["deadline_ms"] < BUDGET_MS_MIN
 
     fuzz()
-    assert max(statuses) < 500
     wanted = 200 if mode is GenerationMode.POSITIVE else 422
     assert statuses[wanted] > 0 or path == "/v1/samples", statuses
+
+
+def _spare_the_world(body: Any) -> None:
+    """Move generated events from users of the world, whose histories other tests know, to users that nobody knows."""
+    events = body.get("events") if isinstance(body, dict) else None
+    for event in events if isinstance(events, list) else []:
+        user = event.get("user_id") if isinstance(event, dict) else None
+        number = canonical_id(user) if isinstance(user, int | str) and not isinstance(user, bool) else None
+        if isinstance(number, int) and 0 <= number <= int(world_dataset().users.user_id[-1]):
+            event["user_id"] = f"{number + 10**12}" if isinstance(user, str) else number + 10**12

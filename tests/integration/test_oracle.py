@@ -7,8 +7,8 @@ from benchmarks.site import Site
 from benchmarks.verify import Scope, verify
 from shared.clock import SystemClock
 
-NUM_REQUESTS = 36
-NUM_SPECULATIVE = 4
+NUM_REQUESTS = 30
+NUM_SPECULATIVE = 3
 
 
 async def test_real_requests_get_the_oracles_answers_cold_and_warm(site: Site) -> None:

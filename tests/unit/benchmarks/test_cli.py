@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from benchmarks import cli, registry
 from benchmarks.record import Measurement, append_rows, read_rows
 from benchmarks.registry import BENCHMARKS, BenchmarkOptions, BenchmarkReport, Entry, load
+from benchmarks.site import Where
+from benchmarks.verify import Verdict
 from shared.errors import ConfigError
 from tests.helpers.benchmark_rows import make_row
 
@@ -70,3 +74,25 @@ def test_compare_prints_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["ratio"] == 0.5
     cli.compare(*paths)
     assert "0.500" in capsys.readouterr().out
+
+
+class _Site:
+    @contextmanager
+    def running(self, where: Where) -> Iterator[_Site]:
+        self.where = where
+        yield self
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(0, 0), (1, 1)])
+def test_verify_prints_one_object_and_fails_when_an_answer_is_wrong(
+    wrong: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = _Site()
+    monkeypatch.setattr("benchmarks.site.running_site", site.running)
+    monkeypatch.setattr("benchmarks.verify.verify_site", lambda *_: Verdict(requests=300, wrong=wrong))
+    assert cli.verify(cli.VerifyOptions(name="mine"), json_lines=True) == status
+    (line,) = capsys.readouterr().out.splitlines()
+    assert {"requests", "wrong", "degraded", "max_abs_error"} <= set(json.loads(line))
+    assert site.where == Where(None, "mine", None)
+    assert cli.verify(cli.VerifyOptions()) == status
+    assert "requests" in capsys.readouterr().out

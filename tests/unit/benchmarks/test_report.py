@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.compare import compare_rows
-from benchmarks.report import comparison_table, names_table, number, rows_table
+from benchmarks.report import comparison_table, names_table, number, rows_table, verdict_table
 from tests.helpers.benchmark_rows import make_row
 
 
@@ -42,6 +42,12 @@ def test_a_comparison_shows_both_values_the_ratio_and_other_machines() -> None:
 
 def test_the_list_names_every_fixed_metric() -> None:
     assert all(metric in shown(names_table()) for metric in ("p50_ms_500", "p99_ms_500", "overhead_ms"))
+
+
+def test_a_verdict_shows_its_counts_and_some_faults() -> None:
+    verdict = {"requests": 300, "wrong": 2, "max_abs_error": 1.5e-6, "examples": ["17-200-short [x]: order"]}
+    text = shown(verdict_table(verdict))
+    assert all(word in text for word in ("300", "wrong", "1.50e-06", "17-200-short [x]: order"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Deadlines and clients that leave: work ends with the request, in every station."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from benchmarks.cases import Case, CaseSource
+from benchmarks.client import MeshClient, encode
+from benchmarks.site import Site
+from services.ingress.directory import StatusBody
+from shared.clock import SystemClock
+
+SLACK_MS = 500.0
+"""What a busy two-core machine may add between the deadline and the last byte."""
+
+IDLE_WITHIN_S = 2.0
+STATUS_AGE_S = 1.5
+"""Counters of the stations are at most so old; waited for on top."""
+
+
+@pytest.fixture(scope="module")
+def case(site: Site) -> Case:
+    return CaseSource(site.dataset, site.history_length, seed=9).case(0, "long", 1_000)
+
+
+@pytest.mark.parametrize("deadline_ms", [1, 2, 5, 10, 20, 40, 80])
+async def test_a_small_budget_gets_a_marked_answer_or_504_in_time(site: Site, case: Case, deadline_ms: int) -> None:
+    async with MeshClient(site.url, 10.0, 1, SystemClock()) as client:
+        request = case.request(None, speculative=True, tier="auto", deadline_ms=deadline_ms, limit=None)
+        answer = await client.rank(request)
+    assert answer.latency_ms < deadline_ms + SLACK_MS
+    assert answer.outcome in ("ok", "degraded", "deadline"), answer
+    if answer.body is not None:
+        assert answer.body.total_ms <= deadline_ms + SLACK_MS
+        assert (answer.body.degraded == []) == (answer.body.reasons == {})
+    else:
+        assert answer.error is not None
+        assert answer.error.code == "deadline_exceeded"
+        assert answer.error.context["deadline_ms"] == deadline_ms
+        assert answer.error.context["stage"]
+
+
+async def test_no_budget_at_all_is_504(site: Site, case: Case) -> None:
+    async with MeshClient(site.url, 10.0, 1, SystemClock()) as client:
+        request = case.request(None, speculative=False, tier="full", deadline_ms=1, limit=None)
+        outcomes = {(await client.rank(request)).outcome for _ in range(5)}
+    assert outcomes <= {"deadline", "degraded"}
+    assert "deadline" in outcomes
+
+
+async def test_clients_that_leave_stop_the_work(site: Site, case: Case, http: httpx.Client) -> None:
+    host, port = site.url.removeprefix("http://").split(":")
+    request = case.request(None, speculative=False, tier="full", deadline_ms=10_000, limit=None)
+    body = encode(request, "json")
+    headers = f"host: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST /v1/rank HTTP/1.1\r\n{headers}\r\n\r\n"
+
+    async def ask_and_leave() -> None:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + body)
+        await writer.drain()
+        await asyncio.sleep(0.02)  # the request is in the stations by now, and its answer not out yet
+        writer.transport.abort()
+
+    before = _ingress_counter(http, "cancelled")
+    for _ in range(3):
+        await asyncio.gather(*(ask_and_leave() for _ in range(8)))
+    left_s = time.monotonic()
+    held = None
+    for held in _held(http):
+        if not held or time.monotonic() - left_s > IDLE_WITHIN_S + STATUS_AGE_S:
+            break
+        await asyncio.sleep(0.1)
+    assert held == {}, "work that nobody waits for"
+    assert _ingress_counter(http, "cancelled") > before, "no client was gone before its answer: nothing was tested"
+
+
+def _held(http: httpx.Client) -> Iterator[dict[str, int]]:
+    """Yield what each replica holds in flight, as often as asked."""
+    while True:
+        status = StatusBody.model_validate(http.get("/v1/status").json())
+        yield {
+            f"{replica.id} {name}": count
+            for each in status.deployments
+            for replica in each.replicas
+            for name, count in replica.counters.items()
+            if count and (name == "queued" or name.endswith("in_flight"))
+        }
+
+
+def _ingress_counter(http: httpx.Client, name: str) -> int:
+    time.sleep(STATUS_AGE_S)
+    status = StatusBody.model_validate(http.get("/v1/status").json())
+    (ingress,) = (each for each in status.deployments if each.name == "ingress")
+    return sum(replica.counters.get(name, 0) for replica in ingress.replicas)
