@@ -48,13 +48,18 @@ class Inputs:
         self._clock = clock
         self._held: list[Leg] = []
         self._end_s = job.deadline.share(rank_ms + budgets.render_ms).at_s
+        self._last_s = job.deadline.share(budgets.render_ms).at_s
         self.retried: list[str] = []
         self.features_s = clock.monotonic_s()
-        self.features = self._start_features()
-        self.state: Leg | None = self._start_state()
         self.spec: Leg | None = None
         self.rows: list[Leg | None] = []
-        self._start_chained()
+        try:
+            self.features = self._start_features()
+            self.state: Leg | None = self._start_state()
+            self._start_chained()
+        except BaseException:
+            self.close()  # nobody else knows yet of the calls that did start
+            raise
 
     async def gather(self) -> None:
         """Wait for the features, then until every optional input has ended or is given up.
@@ -182,7 +187,7 @@ class Inputs:
         """Return the inputs that failed; the features alone when they did, since what hangs on them cannot be well."""
         for legs in ([self.features], list(self._optional())):
             unknown = [leg for leg in legs if not leg.is_sound]
-            errors = await asyncio.gather(*(leg.failure(self._end_s) for leg in unknown))
+            errors = await asyncio.gather(*(leg.failure(self._last_s) for leg in unknown))
             if broken := [(leg, error) for leg, error in zip(unknown, errors, strict=True) if error is not None]:
                 return broken
         return []
@@ -192,7 +197,7 @@ class Inputs:
 
     async def _await_features(self) -> None:
         """Wait for the one input that nothing can replace; when a replica hangs, another one is asked."""
-        end_s = self._job.deadline.share(self._budgets.render_ms).at_s
+        end_s = self._last_s
         budget_s = self._budgets.preprocess_ms / 1e3
         await all_ended([self.features], min(self._clock.monotonic_s() + budget_s, end_s), self._clock)
         if not self.features.ended and not self.features.retried and not is_past(end_s, self._clock):

@@ -232,6 +232,8 @@ class IngressService:
         reasons = dict(flow.marks.reasons)
         if ranked.history_degraded:
             reasons.setdefault("sequence", ranked.history_degraded)
+        elif ranked.cold_start:
+            reasons.setdefault("sequence", "the user state did not arrive")
         for shard in ranked.missing_shards:
             reasons.setdefault(f"embedding:{shard}", "its rows did not arrive")
         candidates = candidate_rows(request, ranked, self.model.objectives)

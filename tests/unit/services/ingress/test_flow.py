@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 
 from services.ingress.config import IngressConfig, StageBudgets, TierConfig
+from services.ingress.service import IngressService
 from shared.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -251,6 +253,15 @@ async def test_inputs_that_are_late_for_the_deadline_are_dropped_and_marked(mesh
     assert answer.total_ms == pytest.approx(150 - 60 - 2, abs=2)
 
 
+async def test_a_tier_that_fails_late_keeps_the_inputs_that_are_well(mesh: FakeMesh) -> None:
+    mesh.services["ranking:full"].plan("rank", Fault(delay_s=0.1, error=StageUnavailableError("died late")))
+
+    answer = await rank(mesh, advance_s=0.15, deadline_ms=150)
+
+    assert (answer.tier, answer.degraded) == ("full", [])
+    assert answer.history_length == 7
+
+
 async def test_no_answer_by_the_deadline_is_504(mesh: FakeMesh) -> None:
     for tier in ("full", "light"):
         mesh.services[f"ranking:{tier}"].always("rank", HANG)
@@ -316,6 +327,39 @@ async def test_500_requests_that_are_dropped_leave_nothing_in_flight(mesh: FakeM
 
     assert crowd.in_flight() == 0
     assert crowd.ingress.rank_gate.in_flight == 0
+
+
+class _Deprived(FakeRanking):
+    """A ranking replica that received no user state and no rows of shard 1, though the ingress sent both."""
+
+    async def rank(self, task: Any, features: Any, state: Any, spec: Any, *rows: Any) -> Any:
+        return await super().rank(task, features, None, spec, rows[0], None)
+
+
+async def test_what_got_lost_on_the_way_to_ranking_is_marked_too(mesh: FakeMesh) -> None:
+    mesh.services["ranking:full"].inner = _Deprived("full")
+
+    answer = await rank(mesh)
+
+    assert answer.degraded == ["sequence", "embedding:1"]
+
+
+async def test_calls_that_started_are_cancelled_when_another_cannot_even_be_made(mesh: FakeMesh) -> None:
+    class Broken:
+        name = "speculative"
+
+        def call(self, method: str, *args: object) -> Any:
+            raise StageUnavailableError("no handle", stage="speculative")
+
+    mesh.services["sequence"].always("encode", HANG)
+    stations = dataclasses.replace(mesh.stations, speculative=Broken())
+    ingress = IngressService(mesh.config, stations, mesh.ingress.model, mesh.directory, mesh.clock, "ingress-1")
+
+    with pytest.raises(StageUnavailableError, match="no handle"):
+        await ingress.rank(request())
+    await settle(mesh)
+
+    assert mesh.in_flight() == 0
 
 
 class _Foreign(FakeRanking):
