@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -145,25 +146,27 @@ def fit_calibration(predictions: Predictions, rows: Rows) -> Calibration:
 
 
 def show_evaluations(evaluations: list[Evaluation], console: Console, title: str) -> None:
-    """Print a table of quality."""
-    table = Table(title=title)
-    for name in ("rows", "history", "tier", "objective"):
-        table.add_column(name)
-    for name in ("AUC", "logloss", "NE", "calibration", "gAUC"):
-        table.add_column(name, justify="right")
+    """Print a table of quality that fits 80 columns."""
+    splits = ", ".join(dict.fromkeys(evaluation.split for evaluation in evaluations))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("history", "tier", "objective"):
+        table.add_column(name, no_wrap=True)
+    for name in ("rows", "AUC", "logloss", "NE", "calib.", "gAUC"):
+        table.add_column(name, justify="right", no_wrap=True)
     for evaluation in evaluations:
         for objective, metrics in evaluation.objectives.items():
             table.add_row(
-                f"{evaluation.split} {metrics.num_rows:,}",
                 evaluation.history_mode,
                 evaluation.tier,
                 objective,
+                f"{metrics.num_rows:,}",
                 f"{metrics.auc:.4f}",
                 f"{metrics.logloss:.4f}",
                 f"{metrics.ne:.4f}",
                 f"{metrics.calibration:.3f}",
                 f"{metrics.gauc:.4f}",
             )
+    console.print(f"{title}, {splits}", style="bold")
     console.print(table)
 
 
