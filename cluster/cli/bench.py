@@ -30,10 +30,11 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Few samples, a smoke test.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
+    name: NameOption = DEFAULT_NAME,
     url: UrlOption = None,
 ) -> None:
     """Run one benchmark, show its figures and append them to benchmarks/results/."""
-    options = _benchmarks("registry").BenchmarkOptions(seed=seed, quick=quick, url=url, config=config)
+    options = _benchmarks("registry").BenchmarkOptions(seed=seed, quick=quick, url=url, name=name, config=config)
     sys.exit(_benchmarks("cli").bench(benchmark, options, json_lines=as_json))
 
 

@@ -56,8 +56,7 @@ def rank(
 ) -> None:
     """Rank candidates for one user and show titles, scores and stage times.
 
-    Without --candidates, a user who is among the published sample requests gets that request (their true next items
-    hidden among others); any other user gets items drawn from the catalogue.
+    Without --candidates: the published sample request of that user, else items drawn from the catalogue.
     """
     from rich.console import Console
 
