@@ -1,0 +1,260 @@
+"""Pending results over Serve: passed on, watched, asked why they failed, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+
+from cluster.handles import ERROR_BYTES_MAX, RayCall, RayHandle
+from shared.errors import OverloadedError, StageUnavailableError, StoreUnavailableError
+from tests.unit.cluster.fake_serve import FakeReference, FakeResponse, FakeServeHandle
+
+BY_REFERENCE = frozenset({"make", "use"})
+
+
+def handle(serve: FakeServeHandle, name: str = "station", result_bytes: int = 0) -> RayHandle:
+    return RayHandle(name, cast(Any, serve), BY_REFERENCE, lambda _: result_bytes)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_reference_is_passed_on_unawaited_and_unfetched() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    made = handle(upstream).call("make", 1)
+    used = handle(downstream).call("use", made, 2)
+    assert downstream.last.args == (upstream.last, 2)  # at once, before the upstream call has a replica
+    upstream.last.put("tensor")
+    downstream.last.put("answer")
+    assert await used == "answer"
+    await made.ready()
+    assert upstream.last.reference.num_fetches == 0
+
+
+async def test_ready_waits_for_the_end_and_moves_nothing() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    waiting = asyncio.ensure_future(call.ready())
+    serve.last.accept()
+    await settle()
+    assert not waiting.done()
+    serve.last.reference.put("tensor")
+    await waiting
+    assert serve.last.reference.num_fetches == 0
+
+
+async def test_ready_ends_for_failed_calls_too() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    serve.last.refuse(BackPressureError(3, 2))
+    await call.ready()
+
+
+async def test_the_value_of_a_call_by_value() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("append", [1])
+    serve.last.put({"appended": 1})
+    assert await call == {"appended": 1}
+    assert await call.failure() is None
+    assert not serve.last.by_reference
+
+
+async def test_arguments_of_a_call_by_value_are_awaited_first() -> None:
+    """Serve's router never sees a pending argument then: one whose replica died would keep it busy for ever."""
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    made = handle(upstream).call("make")
+    stored = handle(downstream).call("append", made)
+    await settle()
+    assert downstream.calls == []
+    upstream.last.put("tensor")
+    await settle()
+    assert downstream.last.args == ("tensor",)
+    downstream.last.put(1)
+    assert await stored == 1
+
+
+async def test_a_call_by_reference_takes_the_value_of_one_by_value() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    small = handle(upstream).call("append")
+    used = handle(downstream).call("use", small)
+    chained = handle(downstream).call("use", used)  # and so does what waits for it in turn
+    upstream.last.put(7)
+    await settle()
+    first = downstream.calls[0][1]
+    assert first.args == (7,)
+    first.put(8)
+    await settle()
+    assert downstream.last.args == (first,)
+    downstream.last.put(9)
+    assert await chained == 9
+
+
+async def test_the_failure_of_an_argument_is_the_failure_of_the_call() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    made = handle(upstream, "store").call("append")
+    used = handle(downstream).call("use", made)
+    upstream.last.fail(StoreUnavailableError("gone"))
+    failure = await used.failure()
+    assert isinstance(failure, StoreUnavailableError)
+    assert downstream.calls == []
+
+
+async def test_failure_says_why() -> None:
+    serve = FakeServeHandle()
+    station = handle(serve, "embedding:1")
+    died, dropped, fine = station.call("make"), station.call("make"), station.call("make")
+    responses = [response for _, response in serve.calls]
+    responses[0].fail(ActorDiedError())
+    responses[1].refuse(BackPressureError(3, 2))
+    responses[2].put("tensor")
+    failure = await died.failure()
+    assert isinstance(failure, StageUnavailableError)
+    assert failure.context["stage"] == "embedding:1"
+    assert isinstance(await dropped.failure(), OverloadedError)
+    assert await fine.failure() is None
+
+
+async def test_failure_fetches_small_results_only() -> None:
+    serve = FakeServeHandle()
+    at_limit = handle(serve, result_bytes=ERROR_BYTES_MAX).call("make")
+    serve.last.put("small")
+    assert await at_limit.failure() is None
+    assert serve.last.reference.num_fetches == 1
+    over = handle(serve, result_bytes=ERROR_BYTES_MAX + 1).call("make")
+    serve.last.put("large")
+    assert await over.failure() is None
+    assert serve.last.reference.num_fetches == 0
+
+
+async def test_awaiting_a_failed_call_raises_our_error() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    serve.last.fail(ActorDiedError())
+    with pytest.raises(StageUnavailableError, match="died under the call"):
+        await call
+    with pytest.raises(StageUnavailableError):  # again, for whoever asks second
+        await call
+
+
+def stopped_before_acceptance(response: FakeResponse) -> None:
+    del response  # no replica yet
+
+
+def stopped_at_acceptance(response: FakeResponse) -> None:
+    response.accept()  # the caller has not been told yet
+
+
+@pytest.mark.parametrize("moment", [stopped_before_acceptance, stopped_at_acceptance])
+@pytest.mark.parametrize("method", ["make", "append"])
+async def test_cancel_stops_the_callee_at_any_moment(method: str, moment: Any) -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call(method)
+    await settle()
+    moment(serve.last)
+    call.cancel()
+    await settle()
+    assert serve.last.was_stopped
+    assert isinstance(await call.failure(), StageUnavailableError)
+
+
+@pytest.mark.parametrize("method", ["make", "append"])
+async def test_cancel_stops_a_callee_that_works(method: str) -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call(method)
+    serve.last.accept()
+    await settle()
+    call.cancel()
+    assert serve.last.result.num_cancels == 1
+
+
+async def test_cancel_while_arguments_are_awaited_makes_no_call() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    stored = handle(downstream).call("append", handle(upstream).call("make"))
+    await settle()
+    stored.cancel()
+    upstream.last.put("tensor")
+    await settle()
+    assert downstream.calls == []
+
+
+async def test_cancel_after_the_end_is_harmless() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    serve.last.put("tensor")
+    await call.ready()
+    call.cancel()
+    assert await call == "tensor"
+
+
+async def test_cancelling_who_waits_does_not_cancel_the_call() -> None:
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    serve.last.accept()
+    waiting = [asyncio.ensure_future(call.ready()), asyncio.ensure_future(_value(call))]
+    await settle()
+    for each in waiting:
+        each.cancel()
+    await settle()
+    assert [each.cancelled() for each in waiting] == [True, True]
+    assert not serve.last.was_stopped
+
+
+async def test_a_cancelled_upstream_is_a_failure_not_a_cancellation_of_the_caller() -> None:
+    """Serve ends the downstream response with a bare CancelledError, which must not pass for the caller's own."""
+    serve = FakeServeHandle()
+    call = handle(serve).call("make")
+    serve.last._replica_result_future.cancel()
+    with pytest.raises(StageUnavailableError, match="cancelled"):
+        await call
+
+
+async def test_a_station_that_lost_its_replicas_refuses_at_once() -> None:
+    serve = FakeServeHandle(num_replicas=1)
+    station = handle(serve, "sequence")
+    assert isinstance(station.call("make"), RayCall)
+    assert len(serve.calls) == 1
+    serve.replicas.clear()
+    call = station.call("make")
+    assert len(serve.calls) == 1
+    failure = await call.failure()
+    assert isinstance(failure, StageUnavailableError)
+    assert "no live replica" in failure.message
+    chained = handle(FakeServeHandle()).call("use", call)
+    assert isinstance(await chained.failure(), StageUnavailableError)
+
+
+async def test_a_station_that_was_not_heard_of_yet_is_waited_for() -> None:
+    serve = FakeServeHandle(num_replicas=None)
+    handle(serve).call("make")
+    assert len(serve.calls) == 1
+
+
+async def test_a_failure_that_nobody_asks_for_is_not_reported_as_lost() -> None:
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    serve = FakeServeHandle()
+    call = handle(serve).call("append")
+    serve.last.fail(ActorDiedError())
+    await settle()
+    del call
+    await settle()
+    assert reports == []
+
+
+async def _value(call: RayCall) -> Any:
+    return await call
+
+
+def test_the_fake_waits_like_a_reference() -> None:
+    async def check() -> None:
+        reference = FakeReference()
+        reference.put(1)
+        assert await reference == 1
+
+    asyncio.run(check())

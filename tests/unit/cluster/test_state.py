@@ -1,0 +1,45 @@
+"""What a mesh says about itself in its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.config import MeshConfig
+from cluster.state import MeshState, first_state, read_state
+
+
+def state(pid: int | None = None) -> MeshState:
+    return first_state(MeshConfig(), "id", os.getpid() if pid is None else pid, 1.0)
+
+
+def test_it_comes_back_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.json"
+    written = state().model_copy(update={"phase": "ready", "version": "v1"})
+    written.write(path)
+    assert read_state(path) == written
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"name": "x"}', '{"another": "layout"}'])
+def test_what_cannot_be_read_is_nothing(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mesh.json"
+    path.write_text(content, encoding="utf-8")
+    assert read_state(path) is None
+    assert read_state(tmp_path / "absent.json") is None
+
+
+def test_it_runs_while_its_owner_lives() -> None:
+    running = state()
+    assert running.runs
+    assert not running.model_copy(update={"started_ticks": running.started_ticks + 1}).runs
+    assert not running.model_copy(update={"phase": "failed"}).runs
+
+
+def test_the_owner_is_known_by_number_and_start() -> None:
+    running = state()
+    assert running.owner.pid == os.getpid()
+    assert running.owner.is_alive()
+    assert not state(pid=2**22 + 1).runs
