@@ -198,7 +198,7 @@ class RankerConfig(Config):
     @property
     def num_request_inputs(self) -> int:
         """Request tokens that enter the first layer."""
-        return len(self.request_features) + self.num_dense_tokens + self.encoder.num_summaries
+        return len(self.request_features) + self.num_dense_tokens
 
     @property
     def num_candidate_inputs(self) -> int:

@@ -80,9 +80,7 @@ class RankingNetwork(nn.Module):
         for index, module in enumerate(self.layers):
             interaction, layer = cast(InteractionLayer, module), cast(EncoderLayer, self.encoder.layers[index])
             history, summaries, keys, values = layer.encode(history, seen)
-            if index == 0:
-                tokens = torch.cat([tokens, summaries.transpose(0, 1)])
-            tokens, contributions = interaction.encode(tokens, keys, values, seen)
+            tokens, contributions = interaction.encode(tokens, summaries.transpose(0, 1), keys, values, seen)
             state.update(contributions.named(index))
         state["first"] = self.first.encode(tokens)
         state["heads"] = self.heads.encode(tokens)

@@ -210,7 +210,7 @@ class Oracle:
     def _user_side(
         self, user: EntityId, history: UserHistory, surface: str, as_of_s: int, cold: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the request tokens before the summaries [R, D] and the history tokens [T, D] of one request."""
+        """Return the request tokens [R, D] and the history tokens [T, D] of one request."""
         config = self.config
         if cold:
             history = UserHistory.empty()
@@ -272,9 +272,8 @@ class Oracle:
         candidate = torch.cat([pooled, extra[:, None]], dim=1)
         for layer in range(self.config.num_layers):
             history, key, value = self._encode(layer, history)
-            if layer == 0:
-                request = torch.cat([request, history[:, : self.config.encoder.num_summaries]], dim=1)
-            request, candidate = self._interact(layer, request, candidate, key, value)
+            summaries = history[:, : self.config.encoder.num_summaries]
+            request, candidate = self._interact(layer, request, candidate, summaries, key, value)
         flat = self._norm("first.norm", request).flatten(1)
         users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
         first = (users * self._linear("first.item", pooled.flatten(1))[:, None]).sum(2)
@@ -294,7 +293,7 @@ class Oracle:
         return tokens + is_summary[:, None] * self._linear(f"{name}.attention_out", attended), key, value
 
     def _interact(
-        self, layer: int, request: Tensor, candidate: Tensor, key: Tensor, value: Tensor
+        self, layer: int, request: Tensor, candidate: Tensor, summaries: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         name, own, other = f"layers.{layer}", f"layers.{layer}.request", f"layers.{layer}.candidate"
         inputs = torch.cat([request, candidate], dim=1)
@@ -304,8 +303,9 @@ class Oracle:
         for part, group in ((queries[:, :num_own], own), (queries[:, num_own:], other)):
             attended = self._attend(self._linear(f"{group}.query", part), key, value)
             answers.append(self._linear(f"{group}.attention_out", attended))
-        tokens = torch.cat([request, answers[0], candidate, answers[1]], dim=1)
-        num_request = request.shape[1] + num_own
+        own_tokens = torch.cat([request, answers[0], summaries], dim=1)
+        tokens = torch.cat([own_tokens, candidate, answers[1]], dim=1)
+        num_request = own_tokens.shape[1]
         mixtures = self._triangular(name, "mixtures") @ tokens
         num_mixtures = self.config.request_group.num_mixtures
         # The whole X (X^T Y); the group mask keeps request rows with request mixtures and candidate rows with theirs.

@@ -58,14 +58,14 @@ class GroupBlock(nn.Module):
 
     Args:
         num_inputs: Tokens that enter.
+        num_seen: Tokens that the block mixes: those, and what the group has seen of the history.
         group: Sizes.
         width: D.
     """
 
-    def __init__(self, num_inputs: int, group: GroupConfig, width: int) -> None:
+    def __init__(self, num_inputs: int, num_seen: int, group: GroupConfig, width: int) -> None:
         super().__init__()
         self.group = group
-        num_seen = num_inputs + group.num_queries
         self.query_tokens = _token_map(group.num_queries, num_inputs)
         self.query = nn.Linear(width, width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
@@ -114,19 +114,24 @@ class InteractionLayer(nn.Module):
         super().__init__()
         request, candidate, width = config.request_group, config.candidate_group, config.width
         self.num_heads = config.encoder.num_heads
-        self.request = GroupBlock(num_request_inputs, request, width)
-        self.candidate = GroupBlock(num_candidate_inputs, candidate, width)
-        num_seen = num_request_inputs + request.num_queries
+        num_seen = num_request_inputs + request.num_queries + config.encoder.num_summaries
+        self.request = GroupBlock(num_request_inputs, num_seen, request, width)
+        self.candidate = GroupBlock(
+            num_candidate_inputs, num_candidate_inputs + candidate.num_queries, candidate, width
+        )
         self.cross_query_tokens = _token_map(candidate.num_queries, num_request_inputs)
         self.cross_mixtures = _token_map(candidate.num_mixtures, num_seen)
         self.cross_linear = _token_map(candidate.num_linear_tokens, num_seen)
         self.cross_up = nn.Linear(num_seen * request.num_mixtures, candidate.hidden_width, bias=False)
 
-    def encode(self, tokens: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Contributions]:
+    def encode(
+        self, tokens: Tensor, summaries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Contributions]:
         """Run the request side.
 
         Args:
             tokens: [R, B, D].
+            summaries: [summaries, B, D], of the encoded history.
             keys: [B, T, D].
             values: [B, T, D].
             mask: bool [B, T] or None.
@@ -137,7 +142,7 @@ class InteractionLayer(nn.Module):
         block = self.request
         queries = block.query(mix(block.query_tokens, tokens)).transpose(0, 1)
         seen = block.attention_out(attend(queries, keys, values, mask, self.num_heads)).transpose(0, 1)
-        both = torch.cat([tokens, seen])
+        both = torch.cat([tokens, seen, summaries])
         products = block.products(both, mix(block.mixtures, both))
         contributions = Contributions(
             keys=keys,
