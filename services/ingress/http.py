@@ -27,6 +27,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CLIENT_GONE = 499
 """Status of an answer that nobody reads: the client closed the connection."""
 
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of the page and its parts: all of it is ours, none of it inline, and nobody may frame it."""
+
 _INT64 = 1 << 63
 
 
@@ -101,7 +108,7 @@ def _add_views(app: FastAPI, service: IngressService) -> None:
 def _add_page(app: FastAPI, files: dict[str, PageFile]) -> None:
     def serve(file: PageFile) -> Callable[[], Awaitable[Response]]:
         async def page() -> Response:
-            return Response(file.content, media_type=file.media_type, headers={"Cache-Control": "no-cache"})
+            return Response(file.content, media_type=file.media_type, headers=PAGE_HEADERS)
 
         return page
 

@@ -95,6 +95,7 @@ def test_page_over_http(url: str) -> None:
     with httpx.Client(base_url=url, trust_env=False) as client:
         page = client.get("/")
         assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
         loaded = re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)
         scripts = [name for name in loaded if name.endswith(".js")]
         assert scripts
