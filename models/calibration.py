@@ -18,6 +18,7 @@ Pass: TypeAlias = Literal["first", "full"]
 PASSES: Final[tuple[Pass, ...]] = ("first", "full")
 GROUP = "dense"
 _ROUNDS = 50
+_STEP_MIN = 1e-12
 
 
 class Calibration:
@@ -56,7 +57,7 @@ class Calibration:
 
 
 def fit_platt(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Fit scale and offset of a logit by maximum likelihood (Newton's method).
+    """Fit scale and offset of a logit by maximum likelihood (Newton's method, each step halved until it helps).
 
     Args:
         logits: float64 [N].
@@ -70,13 +71,20 @@ def fit_platt(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]) ->
     if labels.all() or not labels.any() or float(np.ptp(logits)) < 1e-9:
         return 1.0, 0.0
     design = np.stack([logits, np.ones_like(logits)], axis=1)
-    parameters = np.array([1.0, 0.0])
+    parameters, loss = np.array([1.0, 0.0]), _mean_loss(logits, labels)
     for _ in range(_ROUNDS):
         chance = 1.0 / (1.0 + np.exp(-np.clip(design @ parameters, -60.0, 60.0)))
         gradient = design.T @ (chance - labels)
         curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
-        parameters -= step
-        if float(np.abs(step).max()) < 1e-10:
+        # Where the logits say little, a whole step from scale 1 overshoots and would run away.
+        while (next_loss := _mean_loss(design @ (parameters - step), labels)) > loss and np.abs(step).max() > _STEP_MIN:
+            step = step / 2
+        if next_loss >= loss:
             break
+        parameters, loss = parameters - step, next_loss
     return float(parameters[0]), float(parameters[1])
+
+
+def _mean_loss(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]) -> float:
+    return float((np.logaddexp(0.0, logits) - labels * logits).mean())

@@ -1,0 +1,110 @@
+"""Buckets and dense features of a history: batched equals alone, gaps 0 and 1 alike, padding unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.inputs import (
+    DENSE_FEATURES,
+    NUM_GAP_BUCKETS,
+    NUM_WEIGHT_BUCKETS,
+    RequestInputs,
+    gap_buckets,
+    request_inputs,
+    weight_buckets,
+)
+
+
+@given(st.integers(0, 2**40))
+def test_gap_bucket_is_two_an_octave(gap_s: int) -> None:
+    bucket = int(gap_buckets(np.array([gap_s]))[0])
+    if gap_s <= 1:
+        assert bucket == 0
+    else:
+        # Bucket b starts at 2 ** ((b + 1) / 2) seconds.
+        assert bucket <= max(2 * math.log2(gap_s) - 1 + 1e-9, 0) or bucket == 0
+        assert bucket == NUM_GAP_BUCKETS - 1 or 2 ** ((bucket + 2) / 2) > gap_s - 1
+
+
+def test_gap_buckets_never_fall_and_end_at_the_last() -> None:
+    buckets = gap_buckets(2 ** np.arange(41, dtype=np.int64))
+    assert buckets[0] == 0
+    assert (np.diff(buckets) >= 0).all()
+    assert buckets[-1] == NUM_GAP_BUCKETS - 1
+
+
+@given(st.floats(0, 1e6, width=32))
+def test_weight_bucket_is_the_nearest_half_point(weight: float) -> None:
+    bucket = int(weight_buckets(np.array([weight], np.float32))[0])
+    assert 0 <= bucket < NUM_WEIGHT_BUCKETS
+    assert abs(min(weight, 5.0) - bucket / 2) <= 0.25
+
+
+def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
+    random = np.random.default_rng(seed)
+    batch = len(lengths)
+    mask = np.arange(width) < np.array(lengths)[:, None]
+    return request_inputs(
+        feature_rows=np.zeros((batch, 2), np.int64),
+        item_rows=random.integers(1, 9, (batch, width)),
+        weights=random.integers(1, 6, (batch, width)).astype(np.float32),
+        timestamps_s=np.sort(random.integers(0, 10_000, (batch, width)), axis=1),
+        mask=mask,
+        num_total=np.array(lengths, np.int64) + 2,
+        as_of_s=np.full(batch, 12_000, np.int64),
+    )
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 2**31))
+def test_padding_changes_nothing(lengths: list[int], seed: int) -> None:
+    padded = _inputs(lengths, 6, seed)
+    random = np.random.default_rng(seed)
+    batch = len(lengths)
+    items = random.integers(1, 9, (batch, 6))
+    weights = random.integers(1, 6, (batch, 6)).astype(np.float32)
+    times = np.sort(random.integers(0, 10_000, (batch, 6)), axis=1)
+    for index, length in enumerate(lengths):
+        own = (slice(index, index + 1), slice(0, length))
+        alone = request_inputs(
+            np.zeros((1, 2), np.int64),
+            items[own],
+            weights[own],
+            times[own],
+            np.ones((1, length), np.bool_),
+            np.array([length + 2], np.int64),
+            np.array([12_000], np.int64),
+        )
+        np.testing.assert_allclose(alone.dense[0], padded.dense[index], rtol=1e-6)
+        np.testing.assert_array_equal(alone.gap_buckets[0], padded.gap_buckets[index, :length])
+        np.testing.assert_array_equal(alone.weight_buckets[0], padded.weight_buckets[index, :length])
+    assert not padded.item_rows[~padded.mask].any()
+
+
+@pytest.mark.parametrize("gap_s", [0, 1])
+def test_an_event_of_the_same_second_looks_like_one_a_second_old(gap_s: int) -> None:
+    def at(gap: int) -> RequestInputs:
+        return request_inputs(
+            np.zeros((1, 1), np.int64),
+            np.ones((1, 1), np.int64),
+            np.ones((1, 1), np.float32),
+            np.array([[1_000]]),
+            np.ones((1, 1), np.bool_),
+            np.ones(1, np.int64),
+            np.array([1_000 + gap]),
+        )
+
+    for field in dataclasses.fields(RequestInputs):
+        np.testing.assert_array_equal(getattr(at(gap_s), field.name), getattr(at(1), field.name))
+
+
+def test_empty_history_has_finite_features() -> None:
+    inputs = _inputs([0], 3, 0)
+    dense = dict(zip(DENSE_FEATURES, inputs.dense[0].tolist(), strict=True))
+    assert dense.pop("log_num_total") > 0
+    assert set(dense.values()) == {0.0}

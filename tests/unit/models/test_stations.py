@@ -1,0 +1,221 @@
+"""The serving halves against the oracle, and against one another when candidates and requests are mixed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.config import RankerConfig, TierConfig
+from models.features import FeatureExtractor
+from models.oracle import Oracle, compare, tolerance
+from models.random_weights import TINY, random_weights
+from models.source import MemorySource
+from models.stations import CandidateRanker, Ranking, RequestEncoder, TableShard, load_network
+from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
+from shared.hashing import EntityId
+from shared.schema.embeddings import EmbeddingRows
+from shared.schema.features import FeatureBatch
+from shared.schema.speculative import SpeculativeEmbeddings
+from shared.schema.stamp import Stamp
+from shared.schema.user import UserHistory
+
+_STAMP = Stamp("r", "random", "test", "0", 0.0)
+_CONFIG = TINY.model_copy(update={"tiers": {"light": TierConfig(head_max=0), "full": TierConfig(head_max=9)}})
+_NOW_S = 100_000
+
+
+class _World:
+    """All stations over one source, and the oracle."""
+
+    def __init__(self, config: RankerConfig) -> None:
+        self.config = config
+        self.source = random_weights(config)
+        self.extractor = FeatureExtractor.from_weights(self.source)
+        self.encoder = RequestEncoder.from_weights(self.source)
+        self.ranker = CandidateRanker.from_weights(self.source)
+        self.oracle = Oracle.from_weights(self.source)
+        self.tolerance = tolerance(config)
+
+    def features(self, candidates: list[EntityId]) -> FeatureBatch:
+        return self.extractor.extract_ids(candidates).stamped(_STAMP)
+
+    def rows(self, features: FeatureBatch, num_shards: int = 2) -> list[EmbeddingRows]:
+        return [
+            EmbeddingRows(_STAMP, shard, TableShard(self.source, shard, num_shards).lookup(features))
+            for shard in range(num_shards)
+        ]
+
+    def rank(
+        self,
+        candidates: list[EntityId],
+        history: UserHistory,
+        speculative: SpeculativeEmbeddings | None = None,
+        tier: str = "full",
+        limit: int = 100,
+        num_shards: int = 2,
+    ) -> Ranking:
+        features = self.features(candidates)
+        state = self.encoder.encode(history, 3, "web", _NOW_S)
+        return self.ranker.rank(features, state, self.rows(features, num_shards), speculative, tier, limit)
+
+
+@pytest.fixture(scope="module")
+def world() -> _World:
+    return _World(_CONFIG)
+
+
+def _history(length: int, seed: int = 0) -> UserHistory:
+    random = np.random.default_rng(seed)
+    return UserHistory(
+        item_keys=random.integers(1, 45, length),
+        weights=(random.integers(1, 11, length) / 2).astype(np.float32),
+        timestamps_s=np.sort(random.integers(1, _NOW_S, length)),
+        num_total=length + 1,
+        profile={"gender": "M", "age": "18", "occupation": "lawyer", "zip_code": "10001"},
+    )
+
+
+def _speculative(count: int, width: int, seed: int) -> SpeculativeEmbeddings:
+    random = np.random.default_rng(seed)
+    levels = random.choice([0, 2, 3], count).astype(np.int8)
+    vectors = random.uniform(-1, 1, (count, width)) * (levels > 0)[:, None]
+    return SpeculativeEmbeddings(_STAMP, vectors.astype(np.float32), levels)
+
+
+_CANDIDATES = st.lists(
+    st.one_of(st.integers(1, 40), st.sampled_from([0, 41, 2**63 - 1, "x", "été"])), min_size=1, max_size=24, unique=True
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_CANDIDATES, st.sampled_from([0, 1, 5, 6, 30]), st.integers(0, 99), st.sampled_from(["full", "light"]))
+def test_stations_equal_the_oracle(world: _World, candidates: list[Any], length: int, seed: int, tier: str) -> None:
+    history = _history(length, seed)
+    speculative = _speculative(len(candidates), world.config.speculative_width, seed)
+    answer = world.oracle.rank(3, candidates, history, "web", _NOW_S, tier, 10, speculative.vectors, speculative.levels)
+    ranking = world.rank(candidates, history, speculative, tier, limit=10)
+    assert compare(answer, ranking, world.tolerance) == []
+    assert not ranking.cold_start
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_any_number_of_shards_gives_the_same_bits(world: _World, num_shards: int) -> None:
+    candidates: list[EntityId] = list(range(1, 30))
+    expected = world.rank(candidates, _history(6), num_shards=1)
+    found = world.rank(candidates, _history(6), num_shards=num_shards)
+    for field in ("order", "scores", "values", "full_pass", "levels"):
+        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(1, 10)), st.integers(1, 9))
+def test_a_score_does_not_depend_on_the_other_candidates(world: _World, items: list[int], count: int) -> None:
+    whole = world.rank(list(range(1, 10)), _history(4))
+    score_of = dict(zip((whole.order + 1).tolist(), whole.scores, strict=True))
+    part = world.rank(items[:count], _history(4))
+    for position, score in zip(part.order.tolist(), part.scores, strict=True):
+        np.testing.assert_allclose(score, score_of[items[position]], rtol=0, atol=world.tolerance)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_short_histories_give_finite_scores(world: _World, length: int) -> None:
+    ranking = world.rank(list(range(1, 20)), _history(length))
+    assert np.isfinite(ranking.scores).all()
+    assert ((ranking.scores > 0) & (ranking.scores < 1)).all()
+    assert (ranking.scores[:, 1] <= ranking.scores[:, 0]).all()
+
+
+def test_only_the_newest_events_count(world: _World) -> None:
+    history = _history(20)
+    length = world.config.history_length
+    newest = dataclasses.replace(
+        history,
+        item_keys=history.item_keys[-length:],
+        weights=history.weights[-length:],
+        timestamps_s=history.timestamps_s[-length:],
+    )
+    expected, found = (world.encoder.encode(h, 3, "web", _NOW_S) for h in (newest, history))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_cold_start_stands_in_for_a_missing_state(world: _World) -> None:
+    candidates: list[EntityId] = list(range(1, 15))
+    features = world.features(candidates)
+    ranking = world.ranker.rank(features, None, world.rows(features), None, "full", 20)
+    answer = world.oracle.rank(3, candidates, _history(5), "web", _NOW_S, "full", 20, cold_start=True)
+    assert ranking.cold_start
+    assert compare(answer, ranking, world.tolerance) == []
+    unknown = world.encoder.encode(UserHistory.empty(), "nobody", "nowhere", 5)
+    for name, value in world.encoder.cold_start().items():
+        np.testing.assert_array_equal(unknown[name], value)
+
+
+def test_a_missing_shard_equals_the_oracle_without_it(world: _World) -> None:
+    candidates: list[EntityId] = list(range(1, 25))
+    features = world.features(candidates)
+    state = world.encoder.encode(_history(5), 3, "web", _NOW_S)
+    rows = world.rows(features)
+    for missing in (0, 1):
+        kept = [None if shard == missing else part for shard, part in enumerate(rows)]
+        ranking = world.ranker.rank(features, state, kept, None, "full", 30)
+        answer = world.oracle.rank(
+            3, candidates, _history(5), "web", _NOW_S, "full", 30, missing_shards=[missing], num_shards=2
+        )
+        assert ranking.missing_shards == (missing,)
+        assert compare(answer, ranking, world.tolerance) == []
+
+
+def test_embeddings_equal_the_oracle_and_lie_in_range(world: _World) -> None:
+    candidates: list[EntityId] = list(range(1, 12))
+    features = world.features(candidates)
+    state = world.encoder.encode(_history(5), 3, "web", _NOW_S)
+    positions = np.array([7, 0, 3], np.int32)
+    found = world.ranker.embed(features, positions, state, world.rows(features))
+    expected = world.oracle.embed(3, candidates, _history(5), "web", _NOW_S)[positions]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=world.tolerance)
+    assert (np.abs(found) <= 1).all()
+
+
+def test_read_only_inputs_are_served(world: _World) -> None:
+    features = world.features(list(range(1, 8)))
+    state = world.encoder.encode(_history(3), 3, "web", _NOW_S)
+    rows = world.rows(features)
+    speculative = _speculative(7, world.config.speculative_width, 0)
+    expected = world.ranker.rank(features, state, rows, speculative, "full", 7)
+    arrays = [*state.values(), speculative.vectors, speculative.levels, features.candidate_keys]
+    arrays += [value for part in rows for value in part.rows.values()]
+    for array in arrays:
+        array.flags.writeable = False
+    found = world.ranker.rank(features, state, rows, speculative, "full", 7)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_unknown_tier_is_refused(world: _World) -> None:
+    with pytest.raises(InvalidRequestError, match=r"tier must be one of \['full', 'light'\], is 'huge'"):
+        world.rank([1], _history(1), tier="huge")
+
+
+def test_scores_that_are_not_finite_never_leave(world: _World) -> None:
+    features = world.features([1, 2])
+    state = world.encoder.encode(_history(3), 3, "web", _NOW_S)
+    broken = state | {"first": np.full_like(state["first"], np.nan)}
+    with pytest.raises(StageUnavailableError, match="not finite"):
+        world.ranker.rank(features, broken, world.rows(features), None, "full", 2)
+
+
+@pytest.mark.parametrize("shard", [-1, 2])
+def test_a_shard_that_is_not_in_the_plan_is_refused(world: _World, shard: int) -> None:
+    with pytest.raises(ValueError, match=rf"shard must be in \[0, 2\), is {shard}"):
+        TableShard(world.source, shard, 2)
+
+
+def test_weights_of_another_size_are_refused(world: _World) -> None:
+    wide = TINY.model_copy(update={"head_width": 9})
+    with pytest.raises(WeightsError, match="do not fit their model"):
+        load_network(MemorySource("v", world.source.groups), wide)

@@ -1,0 +1,65 @@
+"""Calibration undoes a known distortion; the table names what it shows."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.calibration import Calibration, fit_platt
+from tests.helpers.tiny_dataset import tiny_dataset
+from training.evaluate import Evaluation, Predictions, fit_calibration, show_evaluations
+from training.metrics import Metrics
+
+
+def test_fit_platt_finds_scale_and_offset() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(size=20_000)
+    labels = random.random(20_000) < 1 / (1 + np.exp(-(1.5 * logits - 0.7)))
+    scale, offset = fit_platt(logits, labels)
+    assert scale == pytest.approx(1.5, abs=0.06)
+    assert offset == pytest.approx(-0.7, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [([1.0, 2.0], [True, True]), ([1.0, 1.0, 1.0], [True, False, True]), ([0.0, 5.0], [False, False])],
+)
+def test_fit_platt_changes_nothing_where_rows_cannot_tell(logits: list[float], labels: list[bool]) -> None:
+    assert fit_platt(np.array(logits), np.array(labels)) == (1.0, 0.0)
+
+
+def test_fit_platt_survives_separable_rows() -> None:
+    scale, offset = fit_platt(np.array([-2.0, -1.0, 1.0, 2.0]), np.array([False, False, True, True]))
+    assert np.isfinite([scale, offset]).all()
+    assert scale > 1
+
+
+def test_calibrated_means_are_the_base_rates() -> None:
+    rows = tiny_dataset().split.valid
+    random = np.random.default_rng(1)
+    logits = random.normal(1.0, 2.0, (len(rows), 2)).astype(np.float32)
+    calibration = fit_calibration(Predictions(logits, logits[::-1].copy()), rows)
+    for which, values in (("first", logits), ("full", logits[::-1])):
+        chance = 1 / (1 + np.exp(-calibration.apply(values, which)))  # type: ignore[arg-type]
+        assert chance[:, 0].mean() == pytest.approx(rows.click.mean(), abs=1e-3)
+        assert chance[rows.click, 1].mean() == pytest.approx(rows.conversion[rows.click].mean(), abs=1e-3)
+
+
+def test_identity_changes_nothing() -> None:
+    logits = np.array([[1.0, -2.0]], np.float32)
+    np.testing.assert_array_equal(Calibration.identity().apply(logits, "full"), logits)
+
+
+def test_table_shows_every_objective() -> None:
+    metrics = Metrics(num_rows=12, base_rate=0.5, auc=0.75, logloss=0.6, ne=0.866, calibration=1.01, gauc=0.7)
+    evaluation = Evaluation(
+        split="test", history_mode="strict", tier="full", objectives={"click": metrics, "conversion": metrics}
+    )
+    text = io.StringIO()
+    show_evaluations([evaluation], Console(file=text, width=120), "a title")
+    assert "a title" in text.getvalue()
+    for word in ("test", "12", "strict", "full", "click", "conversion", "0.7500", "0.866", "1.010"):
+        assert word in text.getvalue()
