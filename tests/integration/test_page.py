@@ -1,6 +1,6 @@
 """The page as a browser sees it: over HTTP always, in headless Chromium where there is one (else that test says so).
 
-The stations behind it are the real ones, in one process; what the page shows does not depend on where they run.
+Most of it over the real stations in one process, with titles that try to be markup; once over a mesh.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import httpx
 import pytest
 import uvicorn
 
+from benchmarks.site import Site
 from models.random_weights import random_weights
 from services.ingress.http import create_app
 from tests.helpers.local_mesh import LocalMesh
@@ -110,16 +111,20 @@ def test_page_over_http(url: str) -> None:
             assert client.get(f"/{link}").status_code == 200, link
 
 
-def test_page_in_chromium(url: str, tmp_path: Path) -> None:
+def dom_of(address: str, profile: Path) -> str:
+    """Return what the browser made of the page, as HTML; skip where there is no browser."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no Chromium on this machine: the page was checked over HTTP alone")
-    address = f"{url}/?user={USER}&candidates=30&tier=full"
-    command = [browser, *FLAGS, f"--user-data-dir={tmp_path}", f"--virtual-time-budget={VIRTUAL_TIME_MS}"]
+    command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--virtual-time-budget={VIRTUAL_TIME_MS}"]
     done = subprocess.run(
         [*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=BROWSER_TIMEOUT_S
     )
-    dom = done.stdout
+    return done.stdout
+
+
+def test_page_in_chromium(url: str, tmp_path: Path) -> None:
+    dom = dom_of(f"{url}/?user={USER}&candidates=30&tier=full", tmp_path)
     visible = re.sub(r"<[^>]+>", " ", dom)
     for station in ("ingress", "preprocess", "sequence", "embedding:0", "embedding:1", "speculative", "foundation"):
         assert f"{station}: 1 of 1 replicas ready" in visible
@@ -133,3 +138,15 @@ def test_page_in_chromium(url: str, tmp_path: Path) -> None:
     assert waterfall is not None
     assert "ranking:full" in waterfall[0]
     assert 'role="alert" hidden' in dom
+
+
+def test_real_mesh_in_chromium(site: Site, tmp_path: Path) -> None:
+    """The same page over real replicas: it shows those that the mesh says it has, and an answer of theirs."""
+    with httpx.Client(base_url=site.url, trust_env=False, timeout=START_TIMEOUT_S) as client:
+        samples = client.get("/v1/samples").json()["samples"]
+        deployments = client.get("/v1/status").json()["deployments"]
+    visible = re.sub(r"<[^>]+>", " ", dom_of(f"{site.url}/?user={samples[0]['user_id']}&candidates=20", tmp_path))
+    for deployment in deployments:
+        assert f"{deployment['name']}: {deployment['target']} of {deployment['target']} replicas ready" in visible
+    assert "20 candidates ranked in" in visible
+    assert "whole answer" in visible
