@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -68,7 +69,7 @@ class FeatureExtractor:
         """Return the candidate side of a request; ids out of vocabulary get row 0 and are counted."""
         return self.extract_ids(task.candidates)
 
-    def extract_ids(self, candidates: list[EntityId]) -> CandidateFeatures:
+    def extract_ids(self, candidates: Sequence[EntityId]) -> CandidateFeatures:
         """Return the candidate side of C raw ids."""
         return self.extract_keys(id_keys(candidates))
 

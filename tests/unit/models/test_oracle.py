@@ -26,7 +26,7 @@ def pair() -> tuple[OracleAnswer, Ranking]:
     )
     candidates = list(range(1, 13))
     stamp = Stamp("r", "random", "test", "0", 0.0)
-    features = FeatureExtractor.from_weights(source).extract_ids(candidates).stamped(stamp)  # type: ignore[arg-type]
+    features = FeatureExtractor.from_weights(source).extract_ids(candidates).stamped(stamp)
     rows = [EmbeddingRows(stamp, 0, TableShard(source, 0, 1).lookup(features))]
     state = RequestEncoder.from_weights(source).encode(UserHistory.empty(), 2, "web", 10)
     ranking = CandidateRanker.from_weights(source).rank(features, state, rows, None, "full", 9)

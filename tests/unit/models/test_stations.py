@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ class _World:
         self.oracle = Oracle.from_weights(self.source)
         self.tolerance = tolerance(config)
 
-    def features(self, candidates: list[EntityId]) -> FeatureBatch:
+    def features(self, candidates: Sequence[EntityId]) -> FeatureBatch:
         return self.extractor.extract_ids(candidates).stamped(_STAMP)
 
     def rows(self, features: FeatureBatch, num_shards: int = 2) -> list[EmbeddingRows]:
@@ -52,7 +54,7 @@ class _World:
 
     def rank(
         self,
-        candidates: list[EntityId],
+        candidates: Sequence[EntityId],
         history: UserHistory,
         speculative: SpeculativeEmbeddings | None = None,
         tier: str = "full",
@@ -188,7 +190,7 @@ def test_read_only_inputs_are_served(world: _World) -> None:
     rows = world.rows(features)
     speculative = _speculative(7, world.config.speculative_width, 0)
     expected = world.ranker.rank(features, state, rows, speculative, "full", 7)
-    arrays = [*state.values(), speculative.vectors, speculative.levels, features.candidate_keys]
+    arrays: list[npt.NDArray[Any]] = [*state.values(), speculative.vectors, speculative.levels, features.candidate_keys]
     arrays += [value for part in rows for value in part.rows.values()]
     for array in arrays:
         array.flags.writeable = False

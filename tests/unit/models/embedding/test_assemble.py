@@ -14,12 +14,13 @@ from models.random_weights import TINY, random_weights
 from models.source import MemorySource
 from models.stations import TableShard
 from shared.errors import InvalidRequestError
+from shared.hashing import EntityId
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
 
 _STAMP = Stamp("r", "random", "test", "0", 0.0)
-_IDS = [1, 40, 7, "unknown", 13, 22, 21, 2**40]
+_IDS: list[EntityId] = [1, 40, 7, "unknown", 13, 22, 21, 2**40]
 
 
 @pytest.fixture(scope="module")
