@@ -43,7 +43,7 @@ def store(client: Any) -> EmbeddingStore:
 
 def batch(keys: range, as_of_s: int = 100) -> PrecomputedBatch:
     numbers = np.array(keys, np.int64)
-    vectors = np.repeat(numbers[:, None].astype(np.float32), WIDTH, axis=1) / 7
+    vectors = np.repeat((numbers[:, None] / 7).astype(np.float32), WIDTH, axis=1)
     return PrecomputedBatch(Stamp("r/1", "v1", "foundation", "f-0", 1.0), numbers, numbers % 3, vectors, as_of_s)
 
 
@@ -73,7 +73,7 @@ async def test_fills_at_once_end_within_the_bound_and_whole(store: EmbeddingStor
     records = await store.read(1, 100)
 
     assert 0 < await client.hlen(store.key(1)) <= 50
-    np.testing.assert_array_equal(records["vector"][:, 0], records["key"].astype(np.float32) / 7)
+    np.testing.assert_array_equal(records["vector"][:, 0], (records["key"] / 7).astype(np.float32))
 
 
 async def test_nobody_listening_is_a_store_error() -> None:
