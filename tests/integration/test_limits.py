@@ -10,14 +10,15 @@ import httpx
 import pytest
 
 from benchmarks.cases import Case, CaseSource
-from benchmarks.client import MeshClient, encode
+from benchmarks.client import MeshClient, count_outcomes, encode
 from benchmarks.site import Site
 from services.ingress.directory import StatusBody
 from shared.clock import SystemClock
 
-SLACK_MS = 500.0
-"""What a busy two-core machine may add between the deadline and the last byte."""
+SLACK_MS = 1_000.0
+"""What a burst on a busy two-core machine may add between the deadline and the last byte: JSON of 24 requests."""
 
+BURST = 24
 IDLE_WITHIN_S = 2.0
 STATUS_AGE_S = 1.5
 """Counters of the stations are at most so old; waited for on top."""
@@ -28,29 +29,28 @@ def case(site: Site) -> Case:
     return CaseSource(site.dataset, site.history_length, seed=9).case(0, "long", 1_000)
 
 
-@pytest.mark.parametrize("deadline_ms", [1, 2, 5, 10, 20, 40, 80])
-async def test_a_small_budget_gets_a_marked_answer_or_504_in_time(site: Site, case: Case, deadline_ms: int) -> None:
-    async with MeshClient(site.url, 10.0, 1, SystemClock()) as client:
-        request = case.request(None, speculative=True, tier="auto", deadline_ms=deadline_ms, limit=None)
-        answer = await client.rank(request)
-    assert answer.latency_ms < deadline_ms + SLACK_MS
-    assert answer.outcome in ("ok", "degraded", "deadline"), answer
-    if answer.body is not None:
-        assert answer.body.total_ms <= deadline_ms + SLACK_MS
-        assert (answer.body.degraded == []) == (answer.body.reasons == {})
-    else:
-        assert answer.error is not None
-        assert answer.error.code == "deadline_exceeded"
-        assert answer.error.context["deadline_ms"] == deadline_ms
-        assert answer.error.context["stage"]
-
-
-async def test_no_budget_at_all_is_504(site: Site, case: Case) -> None:
-    async with MeshClient(site.url, 10.0, 1, SystemClock()) as client:
-        request = case.request(None, speculative=False, tier="full", deadline_ms=1, limit=None)
-        outcomes = {(await client.rank(request)).outcome for _ in range(5)}
-    assert outcomes <= {"deadline", "degraded"}
-    assert "deadline" in outcomes
+@pytest.mark.parametrize("deadline_ms", [50, 75, 150])
+async def test_a_burst_of_small_budgets_gets_marked_answers_or_504_in_time(
+    site: Site, case: Case, deadline_ms: int
+) -> None:
+    """Requests of 1,000 candidates, so many at once that two cores cannot serve them all within their budget."""
+    request = case.request(None, speculative=True, tier="auto", deadline_ms=deadline_ms, limit=None)
+    async with MeshClient(site.url, 10.0, BURST, SystemClock()) as client:
+        await client.rank(request)
+        answers = await asyncio.gather(*(client.rank(request) for _ in range(BURST)))
+    outcomes = count_outcomes(answers)
+    assert set(outcomes) <= {"ok", "degraded", "deadline", "shed"}, outcomes
+    assert outcomes.get("ok", 0) < BURST, "the budget sufficed for all: nothing was tested"
+    for answer in answers:
+        if answer.body is not None:
+            assert answer.body.total_ms <= deadline_ms + SLACK_MS
+            assert set(answer.body.degraded) == set(answer.body.reasons)
+        elif answer.outcome == "deadline":
+            assert answer.error is not None
+            assert answer.error.code == "deadline_exceeded"
+            assert answer.error.context["deadline_ms"] == deadline_ms
+            assert answer.error.context["stage"]
+    assert max(answer.latency_ms for answer in answers) < deadline_ms + SLACK_MS
 
 
 async def test_clients_that_leave_stop_the_work(site: Site, case: Case, http: httpx.Client) -> None:
