@@ -42,6 +42,13 @@ StateArrays = dict[str, npt.NDArray[np.float32]]
 DENSE_GROUP = "dense"
 NETWORK_PREFIX = "network."
 
+ROWS_MULTIPLE = 8
+"""Candidates are padded to a multiple of this, so that the bits of a score do not depend on how many others there are.
+
+MKL sums the last few rows of a product in another order (measured: all of 1 to 3 rows, the odd row of 33); with row
+counts that are multiples of 4 no row differed between any two counts from 1 to 1,000.
+"""
+
 
 class TableShard:
     """One shard's part of the candidate-side tables.
@@ -259,8 +266,9 @@ class CandidateRanker:
         tensors = _wrap_state(self._cold_start if state is None else state)
         pooled_cfd = tensor_view(pooled.values)
         with torch.inference_mode():
-            first = self._network.first_pass(tensors, pooled_cfd, CandidateLayout.single(features.num_candidates))
-        scores, values = self._score(first, "first")
+            whole = _pad(pooled_cfd)
+            first = self._network.first_pass(tensors, whole, CandidateLayout.single(len(whole)))
+        scores, values = self._score(first[: features.num_candidates], "first")
         head_max = self._config.tiers[tier].head_max
         keys = features.candidate_keys
         order = _best(values, keys, max(limit, head_max))
@@ -300,9 +308,9 @@ class CandidateRanker:
         pooled = tensor_view(self._assembler.pool(features, rows).values)
         tensors = _wrap_state(self._cold_start if state is None else state)
         with torch.inference_mode():
-            chosen = pooled[tensor_view(positions.astype(np.int64))]
+            chosen = _pad(pooled[tensor_view(positions.astype(np.int64))])
             _, embedding = self._network.full_pass(tensors, chosen, None, None, CandidateLayout.single(len(chosen)))
-        return embedding.numpy()
+        return embedding[: len(positions)].numpy()
 
     def _full(
         self,
@@ -316,13 +324,12 @@ class CandidateRanker:
         head_levels = np.zeros(len(head), np.int8)
         if speculative is not None and bool((speculative.levels[head] != int(HitLevel.NONE)).any()):
             head_levels = speculative.levels[head]
-            vectors = tensor_view(speculative.vectors[head])
-            levels = tensor_view(head_levels.astype(np.int64))
+            vectors = _pad(tensor_view(speculative.vectors[head]))
+            levels = _pad(tensor_view(head_levels.astype(np.int64)))
         with torch.inference_mode():
-            logits, _ = self._network.full_pass(
-                state, pooled[chosen], vectors, levels, CandidateLayout.single(len(head))
-            )
-        scores, values = self._score(logits, "full")
+            whole = _pad(pooled[chosen])
+            logits, _ = self._network.full_pass(state, whole, vectors, levels, CandidateLayout.single(len(whole)))
+        scores, values = self._score(logits[: len(head)], "full")
         return scores, values, head_levels
 
     def _score(self, logits: Tensor, which: Pass) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -384,6 +391,12 @@ def item_genre_matrix(
 
 def _wrap_state(state: StateArrays) -> dict[str, Tensor]:
     return {name: tensor_view(array)[None] for name, array in state.items()}
+
+
+def _pad(rows: Tensor) -> Tensor:
+    """Append zero rows up to a multiple of ``ROWS_MULTIPLE``: [C, ..] -> [padded C, ..]."""
+    missing = -len(rows) % ROWS_MULTIPLE
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _best(values: npt.NDArray[np.float32], keys: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:

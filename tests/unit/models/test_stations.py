@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.config import RankerConfig, TierConfig
@@ -94,7 +94,7 @@ _CANDIDATES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_CANDIDATES, st.sampled_from([0, 1, 5, 6, 30]), st.integers(0, 99), st.sampled_from(["full", "light"]))
 def test_stations_equal_the_oracle(world: _World, candidates: list[Any], length: int, seed: int, tier: str) -> None:
     history = _history(length, seed)
@@ -114,14 +114,21 @@ def test_any_number_of_shards_gives_the_same_bits(world: _World, num_shards: int
         np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.permutations(range(1, 10)), st.integers(1, 9))
-def test_a_score_does_not_depend_on_the_other_candidates(world: _World, items: list[int], count: int) -> None:
-    whole = world.rank(list(range(1, 10)), _history(4))
+@pytest.fixture(scope="module")
+def served() -> _World:
+    return _World(RankerConfig(tiers={"light": TierConfig(head_max=0), "full": TierConfig(head_max=100)}))
+
+
+@pytest.mark.parametrize("tier", ["light", "full"])
+def test_the_bits_of_a_score_do_not_depend_on_the_other_candidates(served: _World, tier: str) -> None:
+    whole = served.rank(list(range(1, 41)), _history(4), tier=tier)
     score_of = dict(zip((whole.order + 1).tolist(), whole.scores, strict=True))
-    part = world.rank(items[:count], _history(4))
-    for position, score in zip(part.order.tolist(), part.scores, strict=True):
-        np.testing.assert_allclose(score, score_of[items[position]], rtol=0, atol=world.tolerance)
+    random = np.random.default_rng(0)
+    for count in (1, 2, 3, 5, 8, 33):
+        items = (random.permutation(40)[:count] + 1).tolist()
+        part = served.rank(items, _history(4), tier=tier)
+        for position, score in zip(part.order.tolist(), part.scores, strict=True):
+            np.testing.assert_array_equal(score, score_of[items[position]])
 
 
 @pytest.mark.parametrize("length", [0, 1])
