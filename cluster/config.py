@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
 
+from models.config import TableBackend
 from services.embedding.config import EmbeddingConfig
 from services.ingress.config import IngressConfig, TierName
 from services.preprocess.config import PreprocessConfig
@@ -154,9 +155,11 @@ class EmbeddingStation(Config):
     Args:
         num_shards: S.
         replicas: Of each shard.
+        backend: How a shard looks up its rows: FBGEMM's operator, or a plain gather.
     """
 
     num_shards: int = Field(2, ge=1, le=64)
+    backend: TableBackend = "fbgemm"
     replicas: ReplicaConfig = ReplicaConfig(threads=1)
 
 
@@ -282,7 +285,7 @@ class MeshConfig(Config):
 
     def embedding_service(self, shard: int) -> EmbeddingConfig:
         """Return the configuration of one shard."""
-        return EmbeddingConfig(shard=shard, num_shards=self.embedding.num_shards)
+        return EmbeddingConfig(shard=shard, num_shards=self.embedding.num_shards, backend=self.embedding.backend)
 
     def ranking_service(self, tier: str) -> RankingConfig:
         """Return the configuration of one tier."""

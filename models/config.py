@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from shared.config import Config
 
 Placement: TypeAlias = Literal["row_wise", "table_wise"]
+TableBackend: TypeAlias = Literal["fbgemm", "reference"]
+"""How a shard looks up its rows, see ``models.embedding.shard_tables``."""
 CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
 
 OBJECTIVES: tuple[str, str] = ("click", "conversion")

@@ -18,10 +18,11 @@ from torch import Tensor
 from kernels.segmented_topk import segmented_topk
 from models.arrays import tensor_view
 from models.calibration import Calibration, Pass
-from models.config import OBJECTIVES, RankerConfig
+from models.config import OBJECTIVES, RankerConfig, TableBackend
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
 from models.embedding.plan import ShardPlan
+from models.embedding.shard_tables import shard_tables
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
 from models.heads import combined_value, probabilities
@@ -57,21 +58,24 @@ class TableShard:
         source: The weights.
         shard: This shard, from 0.
         num_shards: S.
+        backend: How rows are looked up, see ``models.embedding.shard_tables``.
 
     Raises:
         ValueError: ``shard`` is not in ``[0, num_shards)``.
     """
 
-    def __init__(self, source: WeightSource, shard: int, num_shards: int) -> None:
+    def __init__(self, source: WeightSource, shard: int, num_shards: int, backend: TableBackend = "reference") -> None:
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
         config = RankerConfig.model_validate(source.json("model"))
         self.shard = shard
         self.plan = ShardPlan.of(config, num_shards)
-        self._parts = {
+        parts = {
             name: np.ascontiguousarray(self.plan.part(name, shard, table_weight(source, name)))
             for name in self.plan.tables_of(shard)
         }
+        self._num_rows = {name: len(part) for name, part in parts.items()}
+        self._gather = shard_tables(parts, backend)
 
     def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
         """Return the rows that this shard owns of ``features.unique_rows``, unpooled.
@@ -82,20 +86,20 @@ class TableShard:
         Raises:
             InvalidRequestError: a row is outside its table.
         """
-        return {name: self._rows(name, features.unique_rows[name]) for name in self._parts}
+        return self._gather({name: self._local_rows(name, features.unique_rows[name]) for name in self._num_rows})
 
-    def _rows(self, name: str, unique: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        part = self._parts[name]
+    def _local_rows(self, name: str, unique: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        num_rows = self._num_rows[name]
         local = self.plan.local_rows(name, unique[self.plan.owned(name, self.shard, unique)])
-        if len(local) and not 0 <= int(local.min()) <= int(local.max()) < len(part):
+        if len(local) and not 0 <= int(local.min()) <= int(local.max()) < num_rows:
             found = f"{local.min()} to {local.max()}"
             raise InvalidRequestError(
-                f"rows of table {name} on shard {self.shard} must be in [0, {len(part)}), are {found}",
+                f"rows of table {name} on shard {self.shard} must be in [0, {num_rows}), are {found}",
                 field=f"unique_rows.{name}",
-                limit=len(part),
+                limit=num_rows,
                 value=int(local.max()),
             )
-        return part[local]
+        return local
 
 
 class RequestEncoder:

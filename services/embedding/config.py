@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from models.config import TableBackend
 from shared.config import Config
 
 
@@ -13,10 +14,12 @@ class EmbeddingConfig(Config):
     Args:
         shard: This shard, from 0.
         num_shards: Shards S of the mesh.
+        backend: ``fbgemm``, or ``reference`` for a plain gather; the mesh never falls back from one to the other.
     """
 
     shard: int = Field(0, ge=0)
     num_shards: int = Field(2, ge=1, le=64)
+    backend: TableBackend = "fbgemm"
 
     @model_validator(mode="after")
     def _shard_exists(self) -> EmbeddingConfig:
