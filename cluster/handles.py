@@ -7,6 +7,8 @@ docs/decisions/0003-transport.md:
 * ``ObjectRef._ready`` tells that a result exists without moving it here, but not whether it is an error. An error
   report is a few kilobytes and always travels inside Ray's messages; a result that went to shared memory is a value.
   So ``failure`` fetches small results only.
+* Serve would wait for each pending argument of each call by itself, and each wait is a hop between threads. Here all
+  calls that need one result share one wait, and then pass its reference on.
 * With everything on one event loop, ``DeploymentResponse.cancel`` reaches the callee only after the response was
   resolved once. A call therefore resolves itself as soon as it has a replica.
 * Serve lets a call wait for ever while a deployment has no replica. Its router does know: it drops a replica on the
@@ -102,10 +104,11 @@ class RayCall:
         self._method = method
         self._bytes_of = bytes_of
         self._response: _Response | None = None
+        self._ending: asyncio.Task[Any] | None = None
         if refusal is not None:
             work = _refuse(refusal)
-        elif all(_passes_as_is(arg, by_reference) for arg in args):
-            self._send([arg._response if isinstance(arg, RayCall) else arg for arg in args])
+        elif all(_is_at_hand(arg, by_reference) for arg in args):
+            self._send([arg._reference() if isinstance(arg, RayCall) else arg for arg in args])
             work = self._resolve()
         else:
             work = self._await_args_then_resolve(args)
@@ -125,8 +128,16 @@ class RayCall:
     async def ready(self) -> None:
         """Wait until the call has ended, well or not, without moving its value into this process."""
         await asyncio.wait([self._resolving])
-        if self.by_reference and (reference := self._reference()) is not None:
-            await reference._ready()
+        reference = self._reference()
+        if reference is not None:
+            # Once for all who wait: each look is a hop between threads, and up to five calls wait for the features.
+            if self._ending is None:
+                self._ending = asyncio.get_running_loop().create_task(reference._ready(), name=self.station)
+            await asyncio.wait([self._ending])
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._ending is not None and self._ending.done()
 
     async def failure(self) -> RankMeshError | None:
         """Return why the ended call failed, or None."""
@@ -196,21 +207,24 @@ def _has_lost_all_replicas(handle: DeploymentHandle[Any]) -> bool:
     return router is not None and not router.curr_replicas
 
 
-def _passes_as_is(arg: object, by_reference: bool) -> bool:
+def _is_at_hand(arg: object, by_reference: bool) -> bool:
     if not isinstance(arg, RayCall):
         return True
-    return by_reference and arg.by_reference and arg._response is not None
+    return by_reference and arg._has_ended and arg._reference() is not None
 
 
 async def _argument(arg: object, by_reference: bool) -> object:
-    """Return what to send for an argument: a pending result that Serve resolves, or a value."""
+    """Return what to send for an argument: the reference of a result that exists, or a value.
+
+    Raises:
+        RankMeshError: the argument is a call that failed, and it is known here already.
+    """
     if not isinstance(arg, RayCall):
         return arg
     if by_reference and arg.by_reference:
-        if arg._response is None:
-            await asyncio.wait([arg._resolving])  # its own arguments are awaited; then it has a response or has failed
-        if arg._response is not None:
-            return arg._response
+        await arg.ready()
+        if (reference := arg._reference()) is not None:
+            return reference
     return await arg
 
 

@@ -1,7 +1,7 @@
 """Serve's handles without Serve: responses and references that a test ends by hand, with Serve's own rules.
 
-What is copied from Ray Serve 2.60: a pending response is an argument as it is; a reference exists once a replica has
-accepted the call; on one event loop ``cancel`` reaches the callee only through a response that was resolved.
+What is copied from Ray Serve 2.60: a reference exists once a replica has accepted the call; on one event loop
+``cancel`` reaches the callee only through a response that was resolved.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class FakeReference:
 
     def __init__(self) -> None:
         self.num_fetches = 0
+        self.num_looks = 0
         self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._done.add_done_callback(lambda done: done.exception())
 
@@ -27,6 +28,7 @@ class FakeReference:
         self._done.set_exception(error)
 
     async def _ready(self) -> FakeReference:
+        self.num_looks += 1
         await asyncio.wait([self._done])
         return self
 

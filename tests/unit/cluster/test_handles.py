@@ -29,12 +29,45 @@ async def test_a_reference_is_passed_on_unawaited_and_unfetched() -> None:
     upstream, downstream = FakeServeHandle(), FakeServeHandle()
     made = handle(upstream).call("make", 1)
     used = handle(downstream).call("use", made, 2)
-    assert downstream.last.args == (upstream.last, 2)  # at once, before the upstream call has a replica
     upstream.last.put("tensor")
+    await settle()
+    assert downstream.last.args == (upstream.last.reference, 2)
     downstream.last.put("answer")
     assert await used == "answer"
-    await made.ready()
     assert upstream.last.reference.num_fetches == 0
+
+
+async def test_a_result_that_exists_is_passed_on_at_once() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    made = handle(upstream).call("make")
+    upstream.last.put("tensor")
+    await made.ready()
+    handle(downstream).call("use", made)
+    assert downstream.last.args == (upstream.last.reference,)
+
+
+async def test_all_who_wait_for_a_result_share_one_look_at_it() -> None:
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    made = handle(upstream).call("make")
+    for _ in range(3):
+        handle(downstream).call("use", made)
+    watching = asyncio.ensure_future(made.ready())
+    upstream.last.put("tensor")
+    await settle()
+    assert watching.done()
+    assert len(downstream.calls) == 3
+    assert upstream.last.reference.num_looks == 1
+
+
+async def test_a_failed_result_is_passed_on_for_the_callee_to_find() -> None:
+    """Nobody has fetched it, so nobody here knows; Ray fails the call that reads it."""
+    upstream, downstream = FakeServeHandle(), FakeServeHandle()
+    used = handle(downstream).call("use", handle(upstream).call("make"))
+    upstream.last.fail(ActorDiedError())
+    await settle()
+    assert downstream.last.args == (upstream.last.reference,)
+    downstream.last.fail(ActorDiedError())
+    assert isinstance(await used.failure(), StageUnavailableError)
 
 
 async def test_ready_waits_for_the_end_and_moves_nothing() -> None:
@@ -90,7 +123,7 @@ async def test_a_call_by_reference_takes_the_value_of_one_by_value() -> None:
     assert first.args == (7,)
     first.put(8)
     await settle()
-    assert downstream.last.args == (first,)
+    assert downstream.last.args == (first.reference,)
     downstream.last.put(9)
     assert await chained == 9
 
