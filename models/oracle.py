@@ -43,6 +43,7 @@ class OracleAnswer:
         full_scores: float32 [C, O], likewise.
         keys: int64 [C], id keys, smaller first among equals.
         head_max: Candidates that the tier's full pass takes.
+        value_scale: Sum of the objectives' absolute weights: how far a value is off when every score is off by 1.
     """
 
     order: npt.NDArray[np.int64]
@@ -55,6 +56,7 @@ class OracleAnswer:
     full_scores: Floats
     keys: npt.NDArray[np.int64]
     head_max: int
+    value_scale: float
 
 
 class Ranked(Protocol):
@@ -167,6 +169,7 @@ class Oracle:
             full_scores=full_scores,
             keys=np.array(keys, np.int64),
             head_max=head_max,
+            value_scale=sum(abs(weight) for weight in self.config.objective_weights.values()),
         )
 
     def embed(
@@ -408,53 +411,69 @@ def compare(answer: OracleAnswer, response: Ranked, tolerance: float) -> list[st
     Args:
         answer: The oracle's.
         response: What came back.
-        tolerance: How far a score or value may be off, see ``tolerance``.
+        tolerance: How far a score may be off, see ``tolerance``.
     """
     order = np.asarray(response.order, np.int64)
     if len(order) != len(answer.order):
         return [f"answer has {len(order)} candidates, must have {len(answer.order)}"]
     if len(np.unique(order)) != len(order) or (len(order) and not 0 <= order.min() <= order.max() < len(answer.keys)):
         return ["order repeats candidates or names some that were not asked"]
-    differences = []
     full = np.asarray(response.full_pass, np.bool_)
     expected = np.where(full[:, None], answer.full_scores[order], answer.first_scores[order])
-    wrong_pass = full != answer.full_pass[order]
-    wrong = order[wrong_pass & ~_near_head_edge(answer, order, tolerance)].tolist()
-    differences += [f"candidate {position} was scored by the wrong pass" for position in wrong]
     error = np.abs(response.scores.astype(np.float64) - expected)
+    differences = []
     for rank, objective in np.argwhere(~(error <= tolerance)).tolist():
         found, must = float(response.scores[rank, objective]), float(expected[rank, objective])
         differences.append(f"candidate {order[rank]} objective {objective}: {found!r}, must be {must!r}")
-    return differences + _order_differences(answer, response, order, full, tolerance)
+    slack = tolerance * answer.value_scale
+    return [*differences, *_misplaced(answer, response, order, full), *_left_out(answer, order, full, slack)]
 
 
-def _near_head_edge(answer: OracleAnswer, order: npt.NDArray[np.int64], tolerance: float) -> npt.NDArray[np.bool_]:
-    if not 0 < answer.head_max < len(answer.keys):
-        return np.zeros(len(order), np.bool_)
-    edge = np.sort(answer.first_values)[::-1][answer.head_max - 1 : answer.head_max + 1]
-    values = answer.first_values[order]
-    return np.asarray((values <= edge.max() + tolerance) & (values >= edge.min() - tolerance))
-
-
-def _order_differences(
-    answer: OracleAnswer,
-    response: Ranked,
-    order: npt.NDArray[np.int64],
-    full: npt.NDArray[np.bool_],
-    tolerance: float,
+def _misplaced(
+    answer: OracleAnswer, response: Ranked, order: npt.NDArray[np.int64], full: npt.NDArray[np.bool_]
 ) -> list[str]:
+    """List where the response breaks the order of its own values: full pass first, larger first, then smaller key."""
     differences = []
     values = np.asarray(response.values, np.float64)
     for rank in range(1, len(order)):
-        if full[rank - 1] != full[rank]:
-            if full[rank]:
-                differences.append(f"rank {rank}: a candidate of the full pass follows one of the first pass")
-            continue
+        if full[rank] and not full[rank - 1]:
+            differences.append(f"rank {rank}: a candidate of the full pass follows one of the first pass")
         before, after = (values[rank - 1], -answer.keys[order[rank - 1]]), (values[rank], -answer.keys[order[rank]])
-        if not before > after:
-            differences.append(f"rank {rank}: value {after[0]!r} must not follow {before[0]!r}")
-    # Whoever stands at a rank must be worth what the oracle's candidate there is worth.
-    mine = np.where(full, answer.full_values[order], answer.first_values[order])
-    theirs = answer.values[answer.order]
-    wrong = np.flatnonzero(~(np.abs(mine - theirs) <= 2 * tolerance)).tolist()
-    return differences + [f"rank {rank}: candidate {order[rank]}, must be {answer.order[rank]}" for rank in wrong]
+        if full[rank] == full[rank - 1] and not before > after:
+            differences.append(f"rank {rank}: value {float(after[0])!r} must not follow {float(before[0])!r}")
+    return differences
+
+
+def _left_out(
+    answer: OracleAnswer, order: npt.NDArray[np.int64], full: npt.NDArray[np.bool_], slack: float
+) -> list[str]:
+    """List candidates that got the wrong pass, and better ones that the answer has no place for."""
+    near_edge = _near_head_edge(answer, slack)
+    sure = answer.full_pass & ~near_edge
+    never = ~answer.full_pass & ~near_edge
+    listed = np.zeros(len(answer.keys), np.bool_)
+    listed[order] = True
+    wrong = order[np.where(full, never[order], sure[order])]
+    differences = [f"candidate {position} was scored by the wrong pass" for position in wrong.tolist()]
+    num_full = min(answer.head_max, len(answer.keys), len(order))
+    if int(full.sum()) != num_full:
+        differences.append(f"{int(full.sum())} candidates were scored by the full pass, must be {num_full}")
+    parts = [(answer.full_values, full, sure & ~listed), (answer.first_values, ~full, ~sure & ~listed)]
+    if num_full == len(order):
+        # The answer ends within the head: those outside it, and near its edge, need not be there.
+        del parts[1]
+    for values, own, outside in parts:
+        if own.any() and outside.any():
+            worst = float(values[order[own]].min())
+            better = np.flatnonzero(outside & (values > worst + 2 * slack)).tolist()
+            differences += [f"candidate {position} is better than what was answered" for position in better]
+    return differences
+
+
+def _near_head_edge(answer: OracleAnswer, slack: float) -> npt.NDArray[np.bool_]:
+    """Tell whose first-pass value is so close to the head's edge that rounding decides on which side they are."""
+    if not 0 < answer.head_max < len(answer.keys):
+        return np.zeros(len(answer.keys), np.bool_)
+    values, head = answer.first_values, answer.full_pass
+    worst_in, best_out = values[head].min(), values[~head].max()
+    return np.asarray(np.where(head, values <= best_out + slack, values >= worst_in - slack))
