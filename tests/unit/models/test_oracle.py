@@ -71,7 +71,7 @@ def test_another_candidate_in_the_answer_is_a_difference(pair: tuple[OracleAnswe
         scores=np.concatenate([ranking.scores[:-1], answer.first_scores[left_out][None]]),
         values=np.append(ranking.values[:-1], answer.first_values[left_out]).astype(np.float32),
     )
-    assert compare(answer, other, _TOLERANCE) == [f"candidate {ranking.order[-1]} is better than what was answered"]
+    assert f"candidate {ranking.order[-1]} is better than what was answered" in compare(answer, other, _TOLERANCE)
 
 
 def test_an_answer_that_ends_within_the_head_must_hold_the_best_of_it(pair: tuple[OracleAnswer, Ranking]) -> None:
