@@ -6,7 +6,9 @@ The tree (HTTP status in brackets, ``*`` = a retry on another replica may help):
     ├── InvalidRequestError [422]         a field breaks a limit; names field, limit and value
     │   ├── MalformedBodyError [400]      the body cannot be parsed at all
     │   ├── PayloadTooLargeError [413]    the body is over the byte limit
-    │   └── UnsupportedMediaTypeError [415]
+    │   ├── UnsupportedMediaTypeError [415]
+    │   ├── NotAcceptableError [406]      the client accepts no media type that the answer can have
+    │   └── SlowBodyError [408]           the body did not arrive in time
     ├── OverloadedError [429] *           shed before any work; carries retry_after_s
     ├── DeadlineExceededError [504]       the budget is gone and there is no answer to give
     ├── StageUnavailableError [503] *     a station has no live replica, or one died under the call
@@ -82,6 +84,20 @@ class UnsupportedMediaTypeError(InvalidRequestError):
 
     code = "unsupported_media_type"
     http_status = 415
+
+
+class NotAcceptableError(InvalidRequestError):
+    """The Accept header names none of the media types that the API speaks."""
+
+    code = "not_acceptable"
+    http_status = 406
+
+
+class SlowBodyError(InvalidRequestError):
+    """The client took longer than ``body_timeout_s`` to send its body."""
+
+    code = "slow_body"
+    http_status = 408
 
 
 class OverloadedError(RankMeshError):

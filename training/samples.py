@@ -46,8 +46,8 @@ def sample_document(dataset: Dataset, num_samples: int = NUM_SAMPLES, seed: int 
     Returns:
         ``dataset``, ``provenance``, ``as_of_s`` (start of the held-out period) and ``samples``: a list of
         ``user_id``, ``timestamp_s``, ``surface``, ``profile``, ``num_earlier``, ``history`` (newest first: ``item_id``,
-        ``weight``, ``timestamp_s``), ``candidates`` (item ids in random order), ``true_next`` (those that the user chose
-        next) and ``next_weights`` (the ratings they then gave, same order).
+        ``weight``, ``timestamp_s``), ``candidates`` (item ids in random order), ``true_next`` (those that the user
+        chose next) and ``next_weights`` (the ratings they then gave, same order).
     """
     num_sampled = min(NUM_CANDIDATES - NUM_NEXT, max(len(dataset.catalog) // 2 - NUM_NEXT, 0))
     num_short = min(NUM_SHORT, num_samples // 4)

@@ -70,7 +70,7 @@ def events(
         found: Iterator[Event] = iter([one_event(str(user), str(item), weight, parse_time(at), event_id)])
     else:
         found = _read(file)
-    counts = {"appended": 0, "duplicates": 0, "buffered": 0}
+    counts = {"appended": 0, "duplicates": 0, "expired": 0, "buffered": 0}
     with Client(mesh_url(name, port, url)) as client:
         for batch in _batches(found, BATCH):
             answer = client.append(EventsRequest(events=batch))
@@ -82,6 +82,8 @@ def events(
         sys.stdout.write(json.dumps(counts) + "\n")
         return
     words = [f"{counts['appended']:,} appended", f"{counts['duplicates']:,} there already"]
+    if counts["expired"]:
+        words.append(f"{counts['expired']:,} older than all that a full log holds")
     if counts["buffered"]:
         words.append(f"{counts['buffered']:,} kept in memory until the store is back")
     Console(highlight=False).print(", ".join(words))

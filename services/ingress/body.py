@@ -15,9 +15,15 @@ import msgpack
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from services.ingress.errors import NotAcceptableError, SlowBodyError
 from services.ingress.text import shown
-from shared.errors import InvalidRequestError, MalformedBodyError, PayloadTooLargeError, UnsupportedMediaTypeError
+from shared.errors import (
+    InvalidRequestError,
+    MalformedBodyError,
+    NotAcceptableError,
+    PayloadTooLargeError,
+    SlowBodyError,
+    UnsupportedMediaTypeError,
+)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

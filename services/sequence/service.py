@@ -124,10 +124,11 @@ class SequenceService:
         """
         with self.meter.call("append"):
             result = await self._log.append(events)
-            for what in ("appended", "duplicates", "expired", "buffered"):
-                self.meter.add("events_total", getattr(result, what), fate=what)
+            counts = {what: getattr(result, what) for what in ("appended", "duplicates", "expired", "buffered")}
+            for what, count in counts.items():
+                self.meter.add("events_total", count, fate=what)
             self.meter.metrics.set("buffered_events", self._log.num_buffered)
-            return {"appended": result.appended, "duplicates": result.duplicates, "buffered": result.buffered}
+            return counts
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

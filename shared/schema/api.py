@@ -181,6 +181,7 @@ class EventsResponse(_Body):
 
     appended: int
     duplicates: int = Field(description="events whose id the user's log already holds")
+    expired: int = Field(description="events older than all that a full log holds; not kept")
     buffered: int = Field(
         description="events kept in memory because the store is out of reach; they are written when it is back"
     )

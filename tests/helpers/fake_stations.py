@@ -50,7 +50,7 @@ class FakeSequence:
 
     async def append(self, events: list[Event]) -> dict[str, int]:
         self.appended.extend(events)
-        return {"appended": len(events), "duplicates": 0, "buffered": 0}
+        return {"appended": len(events), "duplicates": 0, "expired": 0, "buffered": 0}
 
 
 class FakeEmbedding:

@@ -62,8 +62,8 @@ def test_events_are_appended_once(mesh: Mesh, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text("\n".join(json.dumps({**event, "event_id": f"line-{number}"}) for number in range(3)))
     arguments = ("events", "--name", mesh.name, "--file", str(file), "--json")
-    assert json.loads(run(*arguments).stdout) == {"appended": 3, "duplicates": 0, "buffered": 0}
-    assert json.loads(run(*arguments).stdout) == {"appended": 0, "duplicates": 3, "buffered": 0}
+    assert json.loads(run(*arguments).stdout) == {"appended": 3, "duplicates": 0, "expired": 0, "buffered": 0}
+    assert json.loads(run(*arguments).stdout) == {"appended": 0, "duplicates": 3, "expired": 0, "buffered": 0}
     rank = ("rank", "--name", mesh.name, "--user", "by-hand", "--candidates", "1,2,3", "--at", "2030-05-01", "--json")
     assert RankResponse.model_validate_json(run(*rank).stdout).history_length == 3
 

@@ -50,7 +50,7 @@ def test_an_event_is_in_the_next_request_and_changes_its_scores(http: httpx.Clie
     assert before.history_length == 0
     for number in range(3):
         counts = append(http, event(user, number, NOW_S - 100 + number))
-        assert counts == {"appended": 1, "duplicates": 0, "buffered": 0}
+        assert counts == {"appended": 1, "duplicates": 0, "expired": 0, "buffered": 0}
         assert rank(http, user, NOW_S).history_length == number + 1
     assert rank(http, user, NOW_S).candidates != before.candidates
 
@@ -63,7 +63,7 @@ def test_only_strictly_earlier_events_count(http: httpx.Client, user: str) -> No
 def test_the_same_event_id_is_kept_once(http: httpx.Client, user: str) -> None:
     one = event(user, 0, NOW_S - 5)
     assert append(http, one)["appended"] == 1
-    assert append(http, one, event(user, 1, NOW_S - 4)) == {"appended": 1, "duplicates": 1, "buffered": 0}
+    assert append(http, one, event(user, 1, NOW_S - 4)) == {"appended": 1, "duplicates": 1, "expired": 0, "buffered": 0}
     assert rank(http, user, NOW_S).history_length == 2
 
 

@@ -1,4 +1,4 @@
-"""Waterfalls and message sizes."""
+"""Message sizes."""
 
 from __future__ import annotations
 
@@ -8,56 +8,10 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from shared.clock import ManualClock
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserState
-from shared.tracing import Waterfall, payload_bytes
-
-
-async def test_bars_start_and_last_as_long_as_their_stages() -> None:
-    clock = ManualClock()
-    waterfall = Waterfall(clock)
-    with waterfall.start("admission"):
-        await clock.advance(0.002)
-    gather = waterfall.start("gather")
-    lookup = waterfall.start("lookup")
-    await clock.advance(0.005)
-    lookup.end(compute_ms=3.5)
-    await clock.advance(0.001)
-    gather.end()
-    gather.end(compute_ms=9.0)  # too late: the first end counts
-    bars = waterfall.bars(critical={"admission", "gather"})
-    assert [(bar.name, bar.critical, bar.compute_ms) for bar in bars] == [
-        ("admission", True, None),
-        ("gather", True, None),
-        ("lookup", False, 3.5),
-    ]
-    assert [bar.start_ms for bar in bars] == pytest.approx([0, 2, 2])
-    assert [bar.duration_ms for bar in bars] == pytest.approx([2, 6, 5])
-    assert sum(bar.duration_ms for bar in bars if bar.critical) == pytest.approx(waterfall.total_ms())
-
-
-async def test_a_stage_that_still_runs_ends_now() -> None:
-    clock = ManualClock()
-    waterfall = Waterfall(clock, zero_s=clock.monotonic_s() - 0.010)
-    waterfall.start("slow")
-    await clock.advance(0.004)
-    assert waterfall.bars()[0].duration_ms == pytest.approx(4)
-    assert waterfall.bars()[0].start_ms == pytest.approx(10)
-    await clock.advance(0.004)
-    assert waterfall.bars()[0].duration_ms == pytest.approx(8)
-    assert waterfall.total_ms() == pytest.approx(18)
-
-
-async def test_a_stage_that_fails_has_its_bar() -> None:
-    clock = ManualClock()
-    waterfall = Waterfall(clock)
-    with pytest.raises(ZeroDivisionError), waterfall.start("ranking"):
-        await clock.advance(0.003 / 0)
-    await clock.advance(1.0)
-    assert waterfall.bars()[0].duration_ms == 0.0
-
+from shared.tracing import payload_bytes
 
 STAMP = Stamp("r", "v", "x", "x#1", 0.0)
 

@@ -37,7 +37,9 @@ def test_rank_sends_only_what_was_set_and_validates_the_answer() -> None:
 
 def test_events_and_status() -> None:
     event = Event(event_id="e", user_id=1, item_id=2, weight=3, timestamp_s=4)
-    with client(lambda _: httpx.Response(200, json={"appended": 1, "duplicates": 0, "buffered": 0})) as mesh:
+    with client(
+        lambda _: httpx.Response(200, json={"appended": 1, "duplicates": 0, "expired": 0, "buffered": 0})
+    ) as mesh:
         assert mesh.append(EventsRequest(events=[event])).appended == 1
     with client(lambda _: httpx.Response(200, content=status_body().model_dump_json())) as mesh:
         assert mesh.fetch(StatusBody, "/v1/status") == status_body()

@@ -167,7 +167,7 @@ async def test_digits_and_number_are_the_same_user(rig: Rig) -> None:
 
 async def test_events_are_buffered_while_the_store_is_down_and_written_when_it_is_back(rig: Rig) -> None:
     rig.log.down = True
-    assert await rig.service.append(events(100, 200)) == {"appended": 0, "duplicates": 0, "buffered": 2}
+    assert await rig.service.append(events(100, 200)) == {"appended": 0, "duplicates": 0, "expired": 0, "buffered": 2}
     assert rig.service.status()["counters"]["buffered_events"] == 2
     await rig.clock.advance(0.1)
     rig.log.down = False
@@ -191,7 +191,7 @@ async def test_the_event_buffer_is_bounded_and_takes_all_or_none(rig: Rig, count
 
 async def test_an_event_sent_twice_is_kept_once(rig: Rig) -> None:
     assert (await rig.service.append(events(100)))["appended"] == 1
-    assert await rig.service.append(events(100)) == {"appended": 0, "duplicates": 1, "buffered": 0}
+    assert await rig.service.append(events(100)) == {"appended": 0, "duplicates": 1, "expired": 0, "buffered": 0}
 
 
 async def test_events_that_a_closing_replica_cannot_write_are_reported(rig: Rig) -> None:

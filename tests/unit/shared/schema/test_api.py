@@ -225,9 +225,10 @@ def test_answers_survive_json() -> None:
     )
     assert RankResponse.model_validate_json(response.model_dump_json()) == response
     assert response.stages[0].critical is False
-    assert EventsResponse(appended=1, duplicates=2, buffered=3).model_dump() == {
+    assert EventsResponse(appended=1, duplicates=2, expired=4, buffered=3).model_dump() == {
         "appended": 1,
         "duplicates": 2,
+        "expired": 4,
         "buffered": 3,
     }
     assert ErrorBody(code="x", message="y", context={"limit": 1, "value": None}).context["value"] is None
