@@ -15,6 +15,7 @@ from torch.nn import functional
 from models.config import RankerConfig
 from models.heads import FirstPass, Heads
 from models.inputs import DENSE_FEATURES
+from models.layers.attention import attend
 from models.layers.layout import CandidateLayout
 from models.sequence_encoder import INIT_STD, EncoderLayer, SequenceEncoder
 from models.wukong import Contributions, InteractionLayer
@@ -79,8 +80,12 @@ class RankingNetwork(nn.Module):
         state: State = {} if seen is None else {"mask": seen}
         for index, module in enumerate(self.layers):
             interaction, layer = cast(InteractionLayer, module), cast(EncoderLayer, self.encoder.layers[index])
-            history, summaries, keys, values = layer.encode(history, seen)
-            tokens, contributions = interaction.encode(tokens, summaries.transpose(0, 1), keys, values, seen)
+            history, queries, keys, values = layer.transform(history)
+            num_summaries = queries.shape[1]
+            queries = torch.cat([queries, interaction.request_queries(tokens)], dim=1)
+            answers = attend(queries, keys, values, seen, self.config.encoder.num_heads)
+            history, summaries = layer.close(history, answers[:, :num_summaries])
+            tokens, contributions = interaction.encode(tokens, answers[:, num_summaries:], summaries, keys, values)
             state.update(contributions.named(index))
         state["first"] = self.first.encode(tokens)
         state["heads"] = self.heads.encode(tokens)

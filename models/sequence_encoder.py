@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from models.config import RankerConfig
 from models.inputs import NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
-from models.layers.attention import attend
 from models.layers.norm import RMSNorm
 
 INIT_STD = 0.05
@@ -62,7 +61,6 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: RankerConfig) -> None:
         super().__init__()
         width, hidden = config.width, config.encoder.feed_forward_width
-        self.num_heads = config.encoder.num_heads
         self.num_summaries = config.encoder.num_summaries
         self.norm_feed_forward = RMSNorm(width)
         self.up = nn.Linear(width, hidden, bias=False)
@@ -72,23 +70,24 @@ class EncoderLayer(nn.Module):
         self.query = nn.Linear(width, width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
 
-    def encode(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Encode B token sequences.
+    def transform(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run the position-wise network and make what attention needs.
 
         Args:
             tokens: [B, T, D], summaries first.
-            mask: bool [B, T], true where a token counts; None: all of them.
 
         Returns:
-            Tokens [B, T, D], the summaries among them [B, summaries, D], keys and values [B, T, D].
+            Tokens [B, T, D], the summaries' queries [B, summaries, D], keys and values [B, T, D].
         """
         tokens = tokens + self.down(functional.relu(self.up(self.norm_feed_forward(tokens))))
         seen = self.norm_out(tokens)
         keys, values = self.key_value(seen).chunk(2, dim=-1)
-        num = self.num_summaries
-        attended = attend(self.query(seen[:, :num]), keys, values, mask, self.num_heads)
-        summaries = tokens[:, :num] + self.attention_out(attended)
-        return torch.cat([summaries, tokens[:, num:]], dim=1), summaries, keys, values
+        return tokens, self.query(seen[:, : self.num_summaries]), keys, values
+
+    def close(self, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """Add what the summaries' queries found, [B, summaries, D]: returns all tokens, and the summaries alone."""
+        summaries = tokens[:, : self.num_summaries] + self.attention_out(answers)
+        return torch.cat([summaries, tokens[:, self.num_summaries :]], dim=1), summaries
 
 
 class SequenceEncoder(nn.Module):

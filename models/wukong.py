@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import GroupConfig, RankerConfig
-from models.layers.attention import attend, attend_candidates
+from models.layers.attention import attend_candidates
 from models.layers.layout import CandidateLayout
 from models.layers.norm import RMSNorm
 
@@ -124,25 +124,29 @@ class InteractionLayer(nn.Module):
         self.cross_linear = _token_map(candidate.num_linear_tokens, num_seen)
         self.cross_up = nn.Linear(num_seen * request.num_mixtures, candidate.hidden_width, bias=False)
 
+    def request_queries(self, tokens: Tensor) -> Tensor:
+        """Return what the request group asks of the history: tokens [R, B, D] -> [B, queries, D]."""
+        queries: Tensor = self.request.query(mix(self.request.query_tokens, tokens))
+        return queries.transpose(0, 1)
+
     def encode(
-        self, tokens: Tensor, summaries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+        self, tokens: Tensor, answers: Tensor, summaries: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Contributions]:
         """Run the request side.
 
         Args:
             tokens: [R, B, D].
-            summaries: [summaries, B, D], of the encoded history.
+            answers: [B, queries, D], what the history said to ``request_queries``.
+            summaries: [B, summaries, D], of the encoded history.
             keys: [B, T, D].
             values: [B, T, D].
-            mask: bool [B, T] or None.
 
         Returns:
             Request tokens of the next layer, and what the candidates need of this one.
         """
         block = self.request
-        queries = block.query(mix(block.query_tokens, tokens)).transpose(0, 1)
-        seen = block.attention_out(attend(queries, keys, values, mask, self.num_heads)).transpose(0, 1)
-        both = torch.cat([tokens, seen, summaries])
+        seen = torch.cat([block.attention_out(answers), summaries], dim=1)
+        both = torch.cat([tokens, seen.transpose(0, 1)])
         products = block.products(both, mix(block.mixtures, both))
         contributions = Contributions(
             keys=keys,
