@@ -15,10 +15,10 @@ from benchmarks.site import Site
 from services.ingress.directory import StatusBody
 from shared.clock import SystemClock
 
-SLACK_MS = 1_000.0
-"""What a burst on a busy two-core machine may add between the deadline and the last byte: JSON of 24 requests."""
+SLACK_MS = 1_500.0
+"""What a burst on a busy two-core machine may add between the deadline and the last byte: JSON of 12 requests."""
 
-BURST = 24
+BURST = 12
 IDLE_WITHIN_S = 2.0
 STATUS_AGE_S = 1.5
 """Counters of the stations are at most so old; waited for on top."""
@@ -60,16 +60,16 @@ async def test_clients_that_leave_stop_the_work(site: Site, case: Case, http: ht
     headers = f"host: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     head = f"POST /v1/rank HTTP/1.1\r\n{headers}\r\n\r\n"
 
-    async def ask_and_leave() -> None:
+    async def ask_and_leave(stays_s: float) -> None:
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)
         await writer.drain()
-        await asyncio.sleep(0.02)  # the request is in the stations by now, and its answer not out yet
+        await asyncio.sleep(stays_s)
         writer.transport.abort()
 
-    before = _ingress_counter(http, "cancelled")
+    before = _num_cancelled(http)
     for _ in range(3):
-        await asyncio.gather(*(ask_and_leave() for _ in range(8)))
+        await asyncio.gather(*(ask_and_leave(0.01 * turn) for turn in range(1, 17)))
     left_s = time.monotonic()
     held = None
     for held in _held(http):
@@ -77,7 +77,7 @@ async def test_clients_that_leave_stop_the_work(site: Site, case: Case, http: ht
             break
         await asyncio.sleep(0.1)
     assert held == {}, "work that nobody waits for"
-    assert _ingress_counter(http, "cancelled") > before, "no client was gone before its answer: nothing was tested"
+    assert _num_cancelled(http) > before, "no client was gone before its answer: nothing was tested"
 
 
 def _held(http: httpx.Client) -> Iterator[dict[str, int]]:
@@ -89,12 +89,13 @@ def _held(http: httpx.Client) -> Iterator[dict[str, int]]:
             for each in status.deployments
             for replica in each.replicas
             for name, count in replica.counters.items()
-            if count and (name == "queued" or name.endswith("in_flight"))
+            if count and (name == "queued" or "in_flight" in name)
         }
 
 
-def _ingress_counter(http: httpx.Client, name: str) -> int:
+def _num_cancelled(http: httpx.Client) -> int:
+    """Return the rank requests whose client left first, over all ingress replicas."""
     time.sleep(STATUS_AGE_S)
     status = StatusBody.model_validate(http.get("/v1/status").json())
     (ingress,) = (each for each in status.deployments if each.name == "ingress")
-    return sum(replica.counters.get(name, 0) for replica in ingress.replicas)
+    return sum(replica.counters.get("requests.rank.cancelled", 0) for replica in ingress.replicas)
