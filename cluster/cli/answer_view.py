@@ -18,7 +18,10 @@ from shared.hashing import EntityId, canonical_id
 from shared.schema.api import RankedCandidate, RankResponse
 
 WIDE = 100
-"""From this many columns on, genres and wider bars are shown."""
+"""From this many columns on, genres are shown."""
+
+_BAR_CELLS = ((130, 10), (WIDE, 6), (0, 4))
+"""Columns of the terminal from which on a score's bar has so many cells: titles come first."""
 
 NUM_ROWS = 15
 _PLACE, _VALUE, _WORD, _GENRES = 4, 5, 5, 22
@@ -106,7 +109,7 @@ def ranked_titles(
     """
     wide = width >= WIDE
     names = _objectives(response)
-    cells = 10 if wide else 4
+    cells = next(cells for columns, cells in _BAR_CELLS if width >= columns)
     fixed = _PLACE + len(names) * (cells + 6) + _VALUE + 2 * _WORD + (_GENRES if wide else 0)
     num_gaps = 4 + len(names) + wide
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bright_black")

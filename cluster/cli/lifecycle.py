@@ -28,11 +28,13 @@ def up(
 
     from cluster.cli.bring_up import Plan, bring_up
     from cluster.cli.demonstrate import direct
+    from cluster.cli.interrupts import interrupted_once
     from cluster.cli.steps import Steps
     from shared.clock import SystemClock
 
     steps = Steps(Console(highlight=False), SystemClock())
-    running = bring_up(Plan.of(name, port, config, train), steps, detached=True)
+    with interrupted_once():
+        running = bring_up(Plan.of(name, port, config, train), steps, detached=True)
     samples = running.catalogue.samples
     user_id = samples[0].user_id if samples else None
     mesh = running.mesh

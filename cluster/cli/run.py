@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,13 +36,14 @@ def run(
     from rich.console import Console
 
     from cluster.cli.bring_up import Plan
+    from cluster.cli.interrupts import interrupted_once
     from cluster.cli.steps import Steps
     from shared.clock import SystemClock
 
     console = Console(highlight=False)
     steps = Steps(console, SystemClock())
     console.print("[bold]rankmesh[/bold]  six stations, one request", highlight=False)
-    with _terminated_like_interrupted():
+    with interrupted_once():
         _run(steps, Plan.of(name, port, config, train), once)
 
 
@@ -63,7 +63,6 @@ def _run(steps: Steps, plan: Plan, once: bool) -> None:
             while not running.mesh.wait(_WATCH_PERIOD_S):
                 pass
         except KeyboardInterrupt:
-            steps.console.print()
             return
         steps.note(f"the mesh has ended by itself; {running.mesh.folders.log} says why")
         raise typer.Exit(1)
@@ -75,12 +74,7 @@ def ended(mesh: Mesh, steps: Steps) -> Iterator[None]:
     try:
         yield
     finally:
-        # A second Ctrl-C must not leave half a mesh behind; the end has time limits of its own.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            end(mesh, steps)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        end(mesh, steps)
 
 
 def end(mesh: Mesh, steps: Steps) -> None:
@@ -93,13 +87,3 @@ def end(mesh: Mesh, steps: Steps) -> None:
         num_processes, num_ports = len(mesh.processes()), len(mesh.state.ports)
         mesh.stop()
         step.done(f"{num_processes} processes and {num_ports} ports of mesh {mesh.name} are gone")
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Make SIGTERM end the verb as Ctrl-C does: in order."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -48,7 +48,7 @@ def test_genres_need_a_wide_terminal() -> None:
     narrow, wide = (lines(ranked_titles(response(), catalogue(), {}, width), width) for width in (80, 120))
     assert not any("Drama" in line for line in narrow)
     assert any("Drama, Comedy" in line for line in wide)
-    assert "P(conversion)" in wide[0]
+    assert "P(conv.)" in wide[0]
 
 
 def test_a_year_in_the_title_is_not_repeated() -> None:
