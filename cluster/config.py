@@ -110,8 +110,8 @@ class ReplicaConfig(Config):
         threads: Threads of one torch operation; None leaves torch alone, for stations that do not use it.
         health_check_period_s: How often the controller asks. Nothing else tells Serve that an idle replica died, so
             this is most of the time until its successor starts; Serve's default is 10.
-        health_check_timeout_s: Silence that counts as a failed check, 3 of which end a replica. Long enough for a
-            start-up burst on few cores.
+        health_check_timeout_s: Silence that counts as a failed check, 3 of which end a replica: a frozen one is
+            replaced after three times this. Long enough for a burst of start-ups on few cores.
         graceful_shutdown_timeout_s: Longest wait for calls in flight when a replica is stopped.
         max_surge_percent: Replicas started before old ones stop in a roll-out. 100: a deployment with one replica has
             no gap; Serve's default of 0 stops the only replica first.
@@ -124,7 +124,7 @@ class ReplicaConfig(Config):
     num_gpus: float = Field(0.0, ge=0)
     threads: int | None = Field(None, ge=1)
     health_check_period_s: float = Field(1.0, gt=0)
-    health_check_timeout_s: float = Field(10.0, gt=0)
+    health_check_timeout_s: float = Field(5.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(5.0, ge=0)
     max_surge_percent: int = Field(100, ge=0, le=100)
 

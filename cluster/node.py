@@ -9,7 +9,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ray
@@ -24,6 +24,7 @@ from shared.errors import StageUnavailableError
 from shared.log import JsonLogger
 
 _LOGS_KEPT = 2
+_STATUS_PERIOD_S = 0.25  # the question costs the controller some milliseconds, and the stations want the cores
 _ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(: |$)")
 _REASON_CHARS_MAX = 500
 
@@ -85,12 +86,14 @@ class Node:
             progress(num_ready, sum(sum(each.values()) for each in states))
             return application.status in ("RUNNING", "DEPLOY_FAILED", "UNHEALTHY")
 
-        wait_until(settled, self._clock, self._config.ray.start_timeout_s)
+        wait_until(settled, self._clock, self._config.ray.start_timeout_s, _STATUS_PERIOD_S)
         application = serve.status().applications[APP]
         if application.status != "RUNNING":
-            late = {name: each for name, each in application.deployments.items() if each.status != "HEALTHY"}
-            reasons = "; ".join(f"{name}: {last_error(each.message) or each.status}" for name, each in late.items())
-            raise StageUnavailableError(f"stations did not start ({application.status}): {reasons}", stage="mesh")
+            messages = {
+                name: each.message for name, each in application.deployments.items() if each.status != "HEALTHY"
+            }
+            what = f"stations did not start ({application.status.value}): {why_not(messages)}"
+            raise StageUnavailableError(what, stage="mesh")
 
     def is_alive(self) -> bool:
         """Return whether this process is still connected to Ray."""
@@ -120,11 +123,19 @@ class Node:
             logger.warning("ray_stop_late", stop_timeout_s=self._config.ray.stop_timeout_s)
 
 
-def last_error(message: str) -> str:
-    """Return what a station's constructor raised, out of the nested tracebacks that Serve makes of it."""
-    lines = [line.strip() for line in message.splitlines()]
-    errors = [line for line in lines if _ERROR_LINE.match(line) and not line.startswith("RuntimeError: Traceback")]
-    return (errors or lines or [""])[-1][:_REASON_CHARS_MAX]
+def why_not(messages: Mapping[str, str]) -> str:
+    """Return what the stations' constructors raised, out of the nested tracebacks that Serve makes of it.
+
+    Args:
+        messages: Station -> what Serve says about it. Stations that only wait for others are left out when any failed.
+    """
+    lines = {name: [line.strip() for line in message.splitlines()] for name, message in messages.items()}
+    errors = {
+        name: [line for line in each if _ERROR_LINE.match(line) and not line.startswith("RuntimeError: Traceback")]
+        for name, each in lines.items()
+    }
+    shown = {name: each for name, each in errors.items() if each} or lines
+    return "; ".join(f"{name}: {(each or ['not ready'])[-1][:_REASON_CHARS_MAX]}" for name, each in shown.items())
 
 
 def _drop_old_logs(runtime: Path) -> None:

@@ -19,7 +19,8 @@ from typing import Protocol
 MESH_VARIABLE = "RANKMESH_MESH_ID"
 """Variable that carries the id; nothing reads it but this module, through ``/proc``."""
 
-_POLL_S = 0.05
+POLL_PERIOD_S = 0.05
+"""Between two looks at something that is cheap to look at, seconds."""
 
 
 class Waiter(Protocol):
@@ -111,15 +112,15 @@ def end_members(mesh_id: str, clock: Waiter, grace_s: float, besides: Iterable[i
             return []
         for process in left:
             process.send(signal.SIGKILL)
-        clock.block_s(_POLL_S)
+        clock.block_s(POLL_PERIOD_S)
     return members(mesh_id, spared)
 
 
-def wait_until(condition: Callable[[], bool], clock: Waiter, timeout_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], clock: Waiter, timeout_s: float, period_s: float = POLL_PERIOD_S) -> bool:
     """Poll a condition until it holds or time is up; returns whether it held."""
     end_s = clock.monotonic_s() + timeout_s
     while not condition():
         if clock.monotonic_s() >= end_s:
             return False
-        clock.block_s(_POLL_S)
+        clock.block_s(period_s)
     return True

@@ -9,7 +9,7 @@ from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.connect import connect_stations
 from cluster.names import deployment_name, station_configs
-from cluster.node import last_error
+from cluster.node import why_not
 from cluster.stations import Place
 from shared.userlog import StoreConfig
 from tests.unit.cluster.fake_serve import FakeServeHandle
@@ -83,8 +83,7 @@ async def test_calls_travel_as_the_configuration_says() -> None:
     assert by_reference == {"preprocess": False, "embedding:2": True, "sequence": False, "ranking:light": True}
 
 
-def test_the_reason_is_found_in_nested_tracebacks() -> None:
-    message = """The deployment failed to start 3 times in a row. Error:
+NESTED = """The deployment failed to start 3 times in a row. Error:
 ray::ServeReplica:rankmesh:sequence.initialize_and_get_metadata() (pid=1)
     raise RuntimeError(traceback.format_exc()) from None
 RuntimeError: Traceback (most recent call last):
@@ -93,9 +92,15 @@ RuntimeError: Error(s) in loading state_dict
 The above exception was the direct cause of the following exception:
 shared.errors.WeightsError: dense tensors of weights v1 do not fit their model: Error(s):
     Missing key(s)"""
-    assert last_error(message).startswith("shared.errors.WeightsError: dense tensors of weights v1")
 
 
-def test_a_message_without_an_exception_is_its_last_line() -> None:
-    assert last_error("no\nnode has enough cores") == "node has enough cores"
-    assert last_error("") == ""
+def test_the_reason_is_found_in_nested_tracebacks() -> None:
+    waiting = "Deployment 'ingress' has 2 replicas that take long.\nThis may be caused by a slow __init__."
+    reason = why_not({"ingress": waiting, "sequence": NESTED, "preprocess": ""})
+    assert (
+        reason == "sequence: shared.errors.WeightsError: dense tensors of weights v1 do not fit their model: Error(s):"
+    )
+
+
+def test_without_an_exception_every_station_that_is_late_is_named() -> None:
+    assert why_not({"a": "no\nnode has enough cores", "b": ""}) == "a: node has enough cores; b: not ready"
