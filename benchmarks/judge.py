@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,10 @@ from benchmarks.client import Answer
 from models.config import OBJECTIVES
 from models.oracle import Oracle, OracleAnswer, compare, tolerance
 from models.source import WeightSource
-from services.sequence.service import STALE_HISTORY, STORE_UNAVAILABLE
+from services.sequence.service import STALE_HISTORY
 from shared.schema.api import RankRequest, RankResponse
 from shared.schema.speculative import HitLevel
+from shared.schema.user import UserHistory
 
 _LEVELS = {level.label: int(level) for level in HitLevel}
 
@@ -40,7 +43,7 @@ class Judgement:
     Args:
         name: Case and cell, for messages.
         faults: What is wrong; empty when nothing is.
-        degraded: Whether the answer is marked. It must then be what the oracle says without the marked parts.
+        degraded: Whether the answer is marked. It must then be what the oracle says without some of the marked parts.
         max_abs_error: Largest distance of a score from the oracle's.
         num_ties: Ranks at which another candidate of equal value stands.
         stages_add_up: Whether the critical stages add up to the total.
@@ -56,31 +59,36 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a marked answer was made without, from its own marks.
+    """One way in which an answer may have been made without some parts.
 
     Args:
         shards: Embedding shards whose rows are the out-of-vocabulary row.
-        cold_start: The state of an unknown user stood in.
+        user: ``whole``; ``empty``: no history and no profile, as the user log is out of reach; ``cold``: the state of
+            an unknown user.
         no_speculative: No speculative embedding was used.
-        unknown_history: An older history, or none, stood in; no one outside knows which, so scores cannot be compared.
     """
 
     shards: tuple[int, ...] = ()
-    cold_start: bool = False
+    user: Literal["whole", "empty", "cold"] = "whole"
     no_speculative: bool = False
-    unknown_history: bool = False
 
-    @classmethod
-    def of(cls, response: RankResponse) -> Loss:
-        """Read the marks of an answer."""
-        marks = response.degraded
-        by_store = response.reasons.get("sequence", "") in (STORE_UNAVAILABLE, STALE_HISTORY)
-        return cls(
-            shards=tuple(int(mark.partition(":")[2]) for mark in marks if mark.startswith("embedding:")),
-            cold_start="sequence" in marks and not by_store,
-            no_speculative="speculative" in marks,
-            unknown_history=by_store,
-        )
+    def history(self, case: Case) -> UserHistory:
+        """Return the history that was used."""
+        return case.history if self.user == "whole" else UserHistory.empty()
+
+
+def losses(response: RankResponse) -> list[Loss]:
+    """Return what an answer may have been made without, by its own marks, the greatest loss first.
+
+    A mark says that a part was given up, not that the accepted answer lacks it: a ranking call that was asked before
+    may have had it. So every subset of the marked parts counts.
+    """
+    marks = response.degraded
+    marked = [int(mark.partition(":")[2]) for mark in marks if mark.startswith("embedding:")]
+    shards = [part for size in range(len(marked), -1, -1) for part in combinations(marked, size)]
+    users: list[Literal["whole", "empty", "cold"]] = ["cold", "empty", "whole"] if "sequence" in marks else ["whole"]
+    speculative = [True, False] if "speculative" in marks else [False]
+    return [Loss(*parts) for parts in product(shards, users, speculative)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +156,46 @@ class Judge:
         faults = number_faults(response)
         if response.weights_version != self._version:
             faults.append(f"weights {response.weights_version}, must be {self._version}")
-        loss, degraded = Loss.of(response), bool(response.degraded)
-        length = 0 if loss.cold_start else len(case.history)
-        faults += echo_faults(request, response, self._default_limit, None if loss.unknown_history else length)
-        if faults or loss.unknown_history:
+        if faults:
+            return Judgement(name, tuple(faults), bool(response.degraded))
+        # An older history stands in, and no one outside knows which: everything but scores and order is checked.
+        if response.reasons.get("sequence") == STALE_HISTORY:
+            echo = echo_faults(request, response, self._default_limit, None)
+            return Judgement(name, tuple(echo), degraded=True)
+        judgements = (self._under(loss, name, case, request, response, speculative) for loss in losses(response))
+        first = next(judgements)
+        return first if not first.faults else next((each for each in judgements if not each.faults), first)
+
+    def _under(
+        self,
+        loss: Loss,
+        name: str,
+        case: Case,
+        request: RankRequest,
+        response: RankResponse,
+        speculative: SpeculativeInputs | None,
+    ) -> Judgement:
+        """Judge an answer as one that was made without exactly some parts."""
+        degraded = bool(response.degraded)
+        if faults := echo_faults(request, response, self._default_limit, len(loss.history(case))):
             return Judgement(name, tuple(faults), degraded)
-        if loss.no_speculative:
-            speculative = None
-        expected = self._expected(case, request, response, speculative, loss)
+        speculative = None if loss.no_speculative else speculative
+        expected = self.oracle.rank(
+            case.user,
+            case.candidates,
+            loss.history(case),
+            case.surface,
+            case.as_of_s,
+            response.tier,
+            request.limit or self._default_limit,
+            None if speculative is None else speculative.vectors,
+            None if speculative is None else speculative.levels,
+            missing_shards=loss.shards,
+            num_shards=self._num_shards,
+            cold_start=loss.user == "cold",
+        )
         ranked = RankedPositions.of(request, response)
-        faults += compare(expected, ranked, self._tolerance)
+        faults = compare(expected, ranked, self._tolerance)
         faults += self._value_faults(expected, ranked)
         faults += _level_faults(expected, ranked, response, speculative)
         return Judgement(
@@ -167,29 +205,6 @@ class Judge:
             max_abs_error=_max_abs_error(expected, ranked),
             num_ties=int((ranked.order != expected.order).sum()),
             stages_add_up=stage_fault(response) is None,
-        )
-
-    def _expected(
-        self,
-        case: Case,
-        request: RankRequest,
-        response: RankResponse,
-        speculative: SpeculativeInputs | None,
-        loss: Loss,
-    ) -> OracleAnswer:
-        return self.oracle.rank(
-            case.user,
-            case.candidates,
-            case.history,
-            case.surface,
-            case.as_of_s,
-            response.tier,
-            request.limit or self._default_limit,
-            None if speculative is None else speculative.vectors,
-            None if speculative is None else speculative.levels,
-            missing_shards=loss.shards,
-            num_shards=self._num_shards,
-            cold_start=loss.cold_start,
         )
 
     def _value_faults(self, expected: OracleAnswer, ranked: RankedPositions) -> list[str]:

@@ -112,6 +112,7 @@ def _spare_the_world(body: Any) -> None:
     events = body.get("events") if isinstance(body, dict) else None
     for event in events if isinstance(events, list) else []:
         user = event.get("user_id") if isinstance(event, dict) else None
+        user = int(user) if isinstance(user, float) and user.is_integer() else user
         number = canonical_id(user) if isinstance(user, int | str) and not isinstance(user, bool) else None
         if isinstance(number, int) and 0 <= number <= int(world_dataset().users.user_id[-1]):
             event["user_id"] = f"{number + 10**12}" if isinstance(user, str) else number + 10**12

@@ -95,8 +95,20 @@ async def test_a_marked_answer_must_be_right_without_what_it_names(judge: Judge,
     judgement = verdict(judge, response)
     assert (judgement.faults, judgement.degraded) == ((), True)
     assert verdict(judge, changed(response, 0, value=float("inf"))).faults
-    falsely_marked = (await answer_of_the_mesh()).model_copy(update={"degraded": list(broken)})
-    assert verdict(judge, falsely_marked).faults
+    assert verdict(judge, response.model_copy(update={"degraded": []})).faults, "it must be marked"
+
+
+async def test_a_mark_may_name_a_part_that_the_accepted_answer_had(judge: Judge) -> None:
+    marked = (await answer_of_the_mesh()).model_copy(update={"degraded": ["sequence", "embedding:1"]})
+    assert verdict(judge, marked).faults == ()
+
+
+async def test_an_unreachable_user_log_means_no_history_and_no_profile(judge: Judge) -> None:
+    async with LocalMesh.running(SOURCE) as mesh:
+        response = RankResponse.model_validate(await mesh.ingress.rank(REQUEST))  # nothing is loaded
+    marks = {"degraded": ["sequence"], "reasons": {"sequence": "store_unavailable"}}
+    assert verdict(judge, response.model_copy(update=marks)).faults == ()
+    assert verdict(judge, response).faults
 
 
 async def test_scores_from_an_older_history_cannot_be_known(judge: Judge) -> None:
@@ -123,5 +135,6 @@ async def test_speculative_inputs_change_what_is_right(judge: Judge) -> None:
 
 async def test_candidates_are_told_apart_by_type(judge: Judge) -> None:
     response = await answer_of_the_mesh()
-    renamed = changed(response, 0, id=str(response.candidates[0].id))
+    rank = next(rank for rank, row in enumerate(response.candidates) if isinstance(row.id, int))
+    renamed = changed(response, rank, id=str(response.candidates[rank].id))
     assert any("not sent in that form" in fault for fault in verdict(judge, renamed).faults)
