@@ -84,6 +84,8 @@ def events(
     words = [f"{counts['appended']:,} appended", f"{counts['duplicates']:,} there already"]
     if counts["expired"]:
         words.append(f"{counts['expired']:,} older than all that a full log holds")
+    if counts["expired"]:
+        words.append(f"{counts['expired']:,} older than all that a full log holds")
     if counts["buffered"]:
         words.append(f"{counts['buffered']:,} kept in memory until the store is back")
     Console(highlight=False).print(", ".join(words))

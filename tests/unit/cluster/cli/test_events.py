@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 
+import httpx
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from cluster.cli.events import LINE_BYTES_MAX, one_event, parse_lines
+from cluster.cli import app, client
+from cluster.cli.events import BATCH, LINE_BYTES_MAX, one_event, parse_lines
 from shared.errors import InvalidRequestError
 
 LINE = {"event_id": "e1", "user_id": 6040, "item_id": 260, "weight": 5, "timestamp_s": 978300000}
@@ -67,3 +70,22 @@ def test_a_line_of_the_longest_length_is_read() -> None:
     line = json.dumps(LINE)
     padded = line + " " * (LINE_BYTES_MAX - len(line) - 1) + "\n"
     assert len(list(parse_lines(io.StringIO(padded * 2), "f"))) == 2
+
+
+def test_the_verb_adds_up_what_became_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sizes.append(len(json.loads(request.content)["events"]))
+        return httpx.Response(200, json={"appended": sizes[-1] - 1, "duplicates": 1, "expired": 0, "buffered": 0})
+
+    class FakeNetClient(client.Client):
+        def __init__(self, url: str) -> None:
+            super().__init__(url, transport=httpx.MockTransport(respond))
+
+    monkeypatch.setattr(client, "Client", FakeNetClient)
+    lines = "\n".join(json.dumps({**LINE, "event_id": f"e{number}"}) for number in range(BATCH + 1))
+    result = CliRunner().invoke(app, ["events", "--file", "-", "--url", "http://mesh.test"], input=lines)
+    assert result.exit_code == 0, result.output
+    assert sizes == [BATCH, 1]
+    assert result.output.strip() == f"{BATCH - 1} appended, 2 there already"
