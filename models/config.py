@@ -77,6 +77,7 @@ class EncoderConfig(Config):
     """The history encoder.
 
     Args:
+        num_events: Newest events of the history that become tokens; the others count in the dense features alone.
         num_summaries: Learned tokens in front of the history; their outputs summarise it, and they are what attention
             finds where there is no history.
         num_heads: Attention heads, self and target attention alike.
@@ -85,6 +86,7 @@ class EncoderConfig(Config):
         position_buckets: Ranks from the newest event that have an embedding of their own; older ones share the last.
     """
 
+    num_events: int = Field(50, ge=1, le=4096)
     num_summaries: int = Field(2, ge=1)
     num_heads: int = Field(2, ge=1)
     feed_forward_width: int = Field(64, ge=1)
@@ -120,7 +122,7 @@ class RankerConfig(Config):
 
     Args:
         width: D, width of tables and tokens.
-        history_length: L, newest events that are encoded.
+        history_length: Newest events of a user that are read.
         num_layers: Interaction layers, each with one layer of the history encoder.
         tables: Embedding tables.
         candidate_features: Features of a candidate, the order of axis F.
@@ -138,7 +140,7 @@ class RankerConfig(Config):
     """
 
     width: int = Field(32, ge=4)
-    history_length: int = Field(50, ge=1, le=4096)
+    history_length: int = Field(200, ge=1, le=4096)
     num_layers: int = Field(2, ge=1, le=32)
     tables: tuple[TableConfig, ...] = (
         TableConfig(name="item", placement="row_wise"),
@@ -186,6 +188,10 @@ class RankerConfig(Config):
         used |= {feature.table for feature in self.request_features}
         if unknown := sorted(used - set(names)):
             raise ValueError(f"features use tables {unknown}, which tables does not list")
+        if self.encoder.num_events > self.history_length:
+            raise ValueError(
+                f"encoder.num_events must be at most history_length {self.history_length}, is {self.encoder.num_events}"
+            )
         if self.width % self.encoder.num_heads:
             raise ValueError(f"width must be a multiple of encoder.num_heads {self.encoder.num_heads}, is {self.width}")
         if set(self.objective_weights) != set(OBJECTIVES):
@@ -204,8 +210,8 @@ class RankerConfig(Config):
 
     @property
     def num_candidate_inputs(self) -> int:
-        """Candidate tokens that enter the first layer: the features and the speculative token."""
-        return len(self.candidate_features) + 1
+        """Candidate tokens that enter the first layer: the features, the counters and the speculative token."""
+        return len(self.candidate_features) + 2
 
     @property
     def candidate_tables(self) -> tuple[str, ...]:

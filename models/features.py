@@ -17,9 +17,6 @@ from shared.hashing import EntityId, id_keys
 from shared.schema.features import FeatureBatch, JaggedIds, PreprocessTask
 from shared.schema.stamp import Stamp
 
-NUM_DENSE_CANDIDATE_FEATURES = 0
-"""Width of ``FeatureBatch.dense``: this ranker has no dense candidate feature."""
-
 
 @dataclass(frozen=True, slots=True)
 class CandidateFeatures:
@@ -91,7 +88,7 @@ class FeatureExtractor:
             group_keys=attributes.group_keys,
             unique_rows=unique_rows,
             features={name: JaggedIds(ids, jagged[name][1].astype(np.int32)) for name, ids in positions.items()},
-            dense=np.zeros((len(keys), NUM_DENSE_CANDIDATE_FEATURES), np.float32),
+            dense=attributes.counters,
             num_oov={name: int((jagged[name][0] == OOV_ROW).sum()) for name in positions},
         )
 

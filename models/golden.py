@@ -212,7 +212,7 @@ def _stamp(version: str) -> Stamp:
 
 
 def _feature_tensors(features: FeatureBatch) -> Tensors:
-    tensors: Tensors = {"features.group_keys": features.group_keys}
+    tensors: Tensors = {"features.group_keys": features.group_keys, "features.dense": features.dense}
     for name, rows in features.unique_rows.items():
         tensors[f"features.unique.{name}"] = rows
     for name, ids in features.features.items():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import OBJECTIVES, RankerConfig
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.layers.norm import RMSNorm
 
@@ -29,20 +30,24 @@ class FirstPass(nn.Module):
         self.user = nn.Linear(
             config.request_group.num_tokens * config.width, config.num_objectives * config.first_pass_width, bias=False
         )
-        self.item = nn.Linear(len(config.candidate_features) * config.width, config.first_pass_width, bias=False)
+        num_inputs = len(config.candidate_features) * config.width + len(COUNTER_FEATURES)
+        self.item = nn.Linear(num_inputs, config.first_pass_width, bias=False)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Fold the candidate's projection into the user vectors: [R, B, D] -> [B, O, F * D]."""
+        """Fold the candidate's projection into the user vectors: [R, B, D] -> [B, O, F * D + counters]."""
         flat = self.norm(tokens).transpose(0, 1).flatten(1)
         users: Tensor = self.user(flat).view(-1, *self.shape) @ self.item.weight
         return users
 
-    def rank(self, users: Tensor, pooled: Tensor, layout: CandidateLayout) -> Tensor:
-        """Score: user vectors [B, O, F * D], pooled [C, F, D] -> logits [C, O]."""
+    def rank(self, users: Tensor, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
+        """Score: user vectors of ``encode``, pooled [C, F, D], counters [C, counters] -> logits [C, O]."""
         flat = pooled.flatten(1)
+        # Two products, not one of the concatenation: with an odd inner size MKL's bits depend on the number of rows.
         if layout.request_index is None:
-            return flat @ users[0].t()
-        return torch.einsum("cof,cf->co", layout.rows(users), flat)
+            by_input = users[0].t()
+            logits: Tensor = flat @ by_input[: flat.shape[1]] + counters @ by_input[flat.shape[1] :]
+            return logits
+        return torch.einsum("cof,cf->co", layout.rows(users), torch.cat([flat, counters], dim=1))
 
 
 class Heads(nn.Module):

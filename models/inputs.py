@@ -31,6 +31,7 @@ DENSE_FEATURES = (
     "top_share",
     "mean_weight_newest",
     "positive_share_newest",
+    "last_weight",
     "log_gap_newest",
     "log_gap_oldest",
     "hour_share",
@@ -38,8 +39,12 @@ DENSE_FEATURES = (
 )
 """Request-only dense features, in the order of ``RequestInputs.dense``."""
 
+COUNTER_FEATURES = ("log_count", "click_log_odds", "conversion_log_odds")
+"""Dense features of a candidate: what the log says of the item, in the order of ``FeatureBatch.dense``."""
+
 _NEWEST = 10
 _HOUR_S = 3600
+_COUNTER_PRIOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,10 @@ class RequestInputs:
 
     Args:
         feature_rows: int64 [B, number of request features], row of each in its table.
-        item_rows: int64 [B, L], rows of table ``item``, oldest event first, padding 0 at the end.
+        item_rows: int64 [B, L], rows of table ``item``, padding 0 first, then events, oldest first.
         weight_buckets: int64 [B, L], 0 to ``NUM_WEIGHT_BUCKETS - 1``.
         gap_buckets: int64 [B, L], 0 to ``NUM_GAP_BUCKETS - 1``, by time between event and request.
-        mask: bool [B, L], true where there is an event; the events of a request come first.
+        mask: bool [B, L], true where there is an event; the newest is in the last column.
         dense: float32 [B, len(DENSE_FEATURES)].
     """
 
@@ -73,6 +78,18 @@ def gap_buckets(gaps_s: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.asarray(np.searchsorted(_GAP_BOUNDS_S, gaps_s, side="right"), np.int64)
 
 
+def counter_features(
+    num_events: npt.NDArray[np.int64], num_clicks: npt.NDArray[np.int64], num_conversions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """Return the dense features of N items: int64 [N] counts -> float32 [N, len(COUNTER_FEATURES)].
+
+    Log odds are smoothed towards 0, so an item without events has zeros.
+    """
+    odds = [(hits + _COUNTER_PRIOR) / (num_events - hits + _COUNTER_PRIOR) for hits in (num_clicks, num_conversions)]
+    columns = [np.log1p(num_events.astype(np.float64)) / 8.0, *(np.log(ratio) / 2.0 for ratio in odds)]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
 def request_inputs(
     feature_rows: npt.NDArray[np.int64],
     item_rows: npt.NDArray[np.int64],
@@ -81,26 +98,29 @@ def request_inputs(
     mask: npt.NDArray[np.bool_],
     num_total: npt.NDArray[np.int64],
     as_of_s: npt.NDArray[np.int64],
+    num_events: int,
 ) -> RequestInputs:
     """Build the inputs of B requests.
 
     Args:
         feature_rows: int64 [B, number of request features].
-        item_rows: int64 [B, L], anything where ``mask`` is false.
-        weights: float32 [B, L].
-        timestamps_s: int64 [B, L].
-        mask: bool [B, L], events first, padding after them.
+        item_rows: int64 [B, W], anything where ``mask`` is false.
+        weights: float32 [B, W].
+        timestamps_s: int64 [B, W].
+        mask: bool [B, W], padding first, then events, oldest first: the newest event is in the last column.
         num_total: int64 [B], events that the log holds before the request.
         as_of_s: int64 [B], request times.
+        num_events: L, newest events that become tokens; all W count in the dense features.
     """
     gaps_s = np.where(mask, np.maximum(as_of_s[:, None] - timestamps_s, 0), 0)
     weights = np.where(mask, np.clip(weights, 0.0, WEIGHT_MAX), 0.0).astype(np.float32)
+    newest = slice(max(mask.shape[1] - num_events, 0), mask.shape[1])
     return RequestInputs(
         feature_rows=feature_rows,
-        item_rows=np.where(mask, item_rows, 0),
-        weight_buckets=weight_buckets(weights),
-        gap_buckets=gap_buckets(gaps_s),
-        mask=mask,
+        item_rows=np.where(mask[:, newest], item_rows[:, newest], 0),
+        weight_buckets=weight_buckets(weights[:, newest]),
+        gap_buckets=gap_buckets(gaps_s[:, newest]),
+        mask=mask[:, newest],
         dense=_dense(weights, gaps_s, mask, num_total),
     )
 
@@ -113,23 +133,23 @@ def _dense(
 ) -> npt.NDArray[np.float32]:
     lengths = mask.sum(axis=1)
     count = np.maximum(lengths, 1).astype(np.float32)
-    newest = mask & (np.arange(mask.shape[1]) >= lengths[:, None] - _NEWEST)
-    num_newest = np.maximum(newest.sum(axis=1), 1).astype(np.float32)
+    newest = slice(max(mask.shape[1] - _NEWEST, 0), mask.shape[1])
+    num_newest = np.maximum(mask[:, newest].sum(axis=1), 1).astype(np.float32)
     positive = mask & (weights >= POSITIVE_WEIGHT_MIN)
     mean = weights.sum(axis=1) / count
     deviation = np.where(mask, weights - mean[:, None], 0.0)
-    # Events are oldest first, so the largest gap is the oldest event's; the newest one's is the smallest that is there.
+    # The newest event is in the last column, and no gap is larger than the oldest's; padding has gap and weight 0.
+    last_weight, newest_s = (x[:, -1] if x.shape[1] else np.zeros(len(x), x.dtype) for x in (weights, gaps_s))
     oldest_s = gaps_s.max(axis=1, initial=0)
-    newest_s = np.where(mask, gaps_s, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
-    newest_s = np.where(lengths > 0, newest_s, 0)
     columns = (
         np.log1p(num_total.astype(np.float64)) / 8.0,
         mean / WEIGHT_MAX,
         np.sqrt((deviation * deviation).sum(axis=1) / count) / 2.0,
         positive.sum(axis=1) / count,
         (mask & (weights >= WEIGHT_MAX)).sum(axis=1) / count,
-        np.where(newest, weights, 0.0).sum(axis=1) / num_newest / WEIGHT_MAX,
-        (positive & newest).sum(axis=1) / num_newest,
+        weights[:, newest].sum(axis=1) / num_newest / WEIGHT_MAX,
+        positive[:, newest].sum(axis=1) / num_newest,
+        last_weight / WEIGHT_MAX,
         # A gap of 0 counts as 1, as in the buckets.
         np.log(np.maximum(newest_s, 1).astype(np.float64)) / 16.0,
         np.log(np.maximum(oldest_s, 1).astype(np.float64)) / 16.0,

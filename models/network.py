@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from models.config import RankerConfig
 from models.heads import FirstPass, Heads
-from models.inputs import DENSE_FEATURES
+from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.attention import attend
 from models.layers.layout import CandidateLayout
 from models.sequence_encoder import INIT_STD, EncoderLayer, SequenceEncoder
@@ -44,6 +44,11 @@ class RankingNetwork(nn.Module):
             nn.Linear(config.dense_hidden_width, config.num_dense_tokens * width, bias=False),
         )
         self.encoder = SequenceEncoder(config)
+        self.counters = nn.Sequential(
+            nn.Linear(len(COUNTER_FEATURES), config.dense_hidden_width, bias=False),
+            nn.ReLU(),
+            nn.Linear(config.dense_hidden_width, width, bias=False),
+        )
         self.speculative = nn.Linear(config.speculative_width, width, bias=False)
         self.presence = nn.Parameter(torch.randn(NUM_LEVELS, width) * INIT_STD)
         sizes = [(config.num_request_inputs, config.num_candidate_inputs)]
@@ -65,7 +70,7 @@ class RankingNetwork(nn.Module):
 
         Args:
             features: [B, request features, D], embeddings.
-            items: [B, L, D], embeddings of the history's items, oldest first, padding at the end.
+            items: [B, L, D], embeddings of the history's items, the newest last.
             weight_buckets: int64 [B, L].
             gap_buckets: int64 [B, L].
             mask: bool [B, L], true where there is an event; None: everywhere.
@@ -91,18 +96,25 @@ class RankingNetwork(nn.Module):
         state["heads"] = self.heads.encode(tokens)
         return state
 
-    def first_pass(self, state: State, pooled: Tensor, layout: CandidateLayout) -> Tensor:
-        """Score C candidates cheaply: pooled [C, F, D] -> logits [C, O]."""
-        return self.first.rank(state["first"], pooled, layout)
+    def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
+        """Score C candidates cheaply: pooled [C, F, D], counters [C, counters] -> logits [C, O]."""
+        return self.first.rank(state["first"], pooled, counters, layout)
 
     def full_pass(
-        self, state: State, pooled: Tensor, speculative: Tensor | None, levels: Tensor | None, layout: CandidateLayout
+        self,
+        state: State,
+        pooled: Tensor,
+        counters: Tensor,
+        speculative: Tensor | None,
+        levels: Tensor | None,
+        layout: CandidateLayout,
     ) -> tuple[Tensor, Tensor]:
         """Score C candidates with the whole network.
 
         Args:
             state: User state of B requests.
             pooled: [C, F, D].
+            counters: [C, counter features].
             speculative: [C, E], zero where there is none; None: none for any candidate.
             levels: int64 [C], ``HitLevel``; None: ``NONE`` for all.
             layout: Which request each candidate belongs to.
@@ -114,7 +126,7 @@ class RankingNetwork(nn.Module):
             extra = self.presence[int(HitLevel.NONE)].expand(len(pooled), -1)
         else:
             extra = self.speculative(speculative) + functional.embedding(levels, self.presence)
-        tokens = torch.cat([pooled.transpose(0, 1), extra[None]])
+        tokens = torch.cat([pooled.transpose(0, 1), self.counters(counters)[None], extra[None]])
         mask = state.get("mask")
         for index, module in enumerate(self.layers):
             tokens = cast(InteractionLayer, module).rank(tokens, Contributions.of(state, index), mask, layout)

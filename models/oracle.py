@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from models.config import RankerConfig
+from models.inputs import COUNTER_FEATURES
 from models.source import WeightSource
 from shared.hashing import EntityId, id_key
 from shared.schema.user import UserHistory
@@ -105,6 +106,9 @@ class Oracle:
         }
         catalog = source.tensors("catalog")
         offsets = catalog["genre_offsets"].tolist()
+        self._counters = {
+            key: torch.tensor(catalog["counters"][i]) for i, key in enumerate(catalog["item_keys"].tolist())
+        }
         self._items: dict[int, tuple[list[int], int]] = {
             key: (catalog["genre_rows"][offsets[index] : offsets[index + 1]].tolist(), int(catalog["year_rows"][index]))
             for index, key in enumerate(catalog["item_keys"].tolist())
@@ -151,7 +155,7 @@ class Oracle:
         keys = [id_key(candidate) for candidate in candidates]
         extra = self._speculative_tokens(len(candidates), spec_vectors, spec_levels)
         user_side = self._user_side(user, history, surface, as_of_s, cold_start)
-        first, full, _ = self._logits(pooled, extra, user_side)
+        first, full, _ = self._logits(pooled, self._counted(candidates), extra, user_side)
         first_scores, full_scores = self._scores(first, "first"), self._scores(full, "full")
         first_values, full_values = self._values(first_scores), self._values(full_scores)
         by_first = sorted(range(len(keys)), key=lambda c: (-first_values[c], keys[c]))
@@ -178,7 +182,7 @@ class Oracle:
         """Return the speculative embedding of every candidate: float32 [C, E]."""
         extra = self._speculative_tokens(len(candidates), None, None)
         side = self._user_side(user, history, surface, as_of_s, False)
-        return self._logits(self._pool(candidates, set(), 1), extra, side)[2].numpy()
+        return self._logits(self._pool(candidates, set(), 1), self._counted(candidates), extra, side)[2].numpy()
 
     # ------------------------------------------------------------------------------------------------ inputs
 
@@ -203,6 +207,10 @@ class Oracle:
                 rows.append(sum(vectors, torch.zeros(self.config.width)) / max(len(vectors), 1))
         return torch.stack(rows).view(len(candidates), -1, self.config.width)
 
+    def _counted(self, candidates: Sequence[EntityId]) -> Tensor:
+        unknown = torch.zeros(len(COUNTER_FEATURES))
+        return torch.stack([self._counters.get(id_key(candidate), unknown) for candidate in candidates])
+
     def _speculative_tokens(self, count: int, vectors: Floats | None, levels: npt.NDArray[np.int8] | None) -> Tensor:
         presence = self._dense["network.presence"]
         if vectors is None or levels is None:
@@ -226,12 +234,16 @@ class Oracle:
             row = self._row(feature.table, value) if value != "" else 0
             tokens.append(self._tables[feature.table][row])
         start = max(len(history) - config.history_length, 0)
+        num_events = config.encoder.num_events
         weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
         gaps = [max(as_of_s - int(time), 0) for time in history.timestamps_s[start:]]
         dense = torch.tensor(_dense_features(weights, gaps, history.num_total), dtype=torch.float32)
         hidden = torch.relu(self._dense["network.dense.0.weight"] @ dense)
         made = (self._dense["network.dense.2.weight"] @ hidden).view(-1, config.width)
-        return torch.cat([torch.stack(tokens), made]), self._history_tokens(history.item_keys[start:], weights, gaps)
+        events = self._history_tokens(
+            history.item_keys[start:][-num_events:], weights[-num_events:], gaps[-num_events:]
+        )
+        return torch.cat([torch.stack(tokens), made]), events
 
     def _history_tokens(self, item_keys: npt.NDArray[np.int64], weights: list[float], gaps: list[int]) -> Tensor:
         buckets = self._dense["network.encoder.events.buckets"]
@@ -256,30 +268,32 @@ class Oracle:
 
     # ------------------------------------------------------------------------------------------------ network
 
-    def _logits(self, pooled: Tensor, extra: Tensor, user_side: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _logits(
+        self, pooled: Tensor, counters: Tensor, extra: Tensor, user_side: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return first-pass logits, full-pass logits and speculative embeddings of all pairs, some pairs at a time."""
-        parts = [
-            self._forward(pooled[begin : begin + _PAIRS_AT_ONCE], extra[begin : begin + _PAIRS_AT_ONCE], *user_side)
-            for begin in range(0, len(pooled), _PAIRS_AT_ONCE)
-        ]
+        some = [slice(begin, begin + _PAIRS_AT_ONCE) for begin in range(0, len(pooled), _PAIRS_AT_ONCE)]
+        parts = [self._forward(pooled[pairs], counters[pairs], extra[pairs], *user_side) for pairs in some]
         first, full, embedding = (torch.cat(part) for part in zip(*parts, strict=True))
         return first, full, embedding
 
     @torch.inference_mode()
     def _forward(
-        self, pooled: Tensor, extra: Tensor, user_tokens: Tensor, history: Tensor
+        self, pooled: Tensor, counters: Tensor, extra: Tensor, user_tokens: Tensor, history: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         count = len(pooled)
         request = user_tokens.repeat(count, 1, 1)
         history = history.repeat(count, 1, 1)
-        candidate = torch.cat([pooled, extra[:, None]], dim=1)
+        counted = self._linear("counters.2", torch.relu(self._linear("counters.0", counters)))
+        candidate = torch.cat([pooled, counted[:, None], extra[:, None]], dim=1)
         for layer in range(self.config.num_layers):
             history, key, value = self._encode(layer, history)
             summaries = history[:, : self.config.encoder.num_summaries]
             request, candidate = self._interact(layer, request, candidate, summaries, key, value)
         flat = self._norm("first.norm", request).flatten(1)
         users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
-        first = (users * self._linear("first.item", pooled.flatten(1))[:, None]).sum(2)
+        item = self._linear("first.item", torch.cat([pooled.flatten(1), counters], dim=1))
+        first = (users * item[:, None]).sum(2)
         hidden = torch.relu(
             self._linear("heads.hidden", candidate.flatten(1)) + self._linear("heads.cross", request.flatten(1))
         )
@@ -382,6 +396,7 @@ def _dense_features(weights: list[float], gaps: list[int], num_total: int) -> li
         sum(weight >= 5 for weight in weights) / max(count, 1),
         sum(newest) / max(len(newest), 1) / 5,
         sum(weight >= 4 for weight in newest) / max(len(newest), 1),
+        weights[-1] / 5 if weights else 0.0,
         math.log(max(min(gaps, default=0), 1)) / 16,
         math.log(max(max(gaps, default=0), 1)) / 16,
         sum(gap <= 3600 for gap in gaps) / max(count, 1),

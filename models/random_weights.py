@@ -11,6 +11,7 @@ from models.embedding.catalog import ItemCatalog
 from models.embedding.vocabulary import Vocabulary
 from models.export import export_source
 from models.golden import GoldenRequest, add_golden
+from models.inputs import COUNTER_FEATURES
 from models.ranker import Ranker
 from models.source import MemorySource
 from models.stations import item_genre_matrix
@@ -20,11 +21,11 @@ from shared.schema.user import UserHistory
 GENRES = ("Action", "Comedy", "Drama", "Horror", "Romance")
 TINY = RankerConfig(
     width=8,
-    history_length=6,
+    history_length=14,
     num_layers=2,
     num_dense_tokens=1,
     dense_hidden_width=4,
-    encoder=EncoderConfig(num_summaries=1, feed_forward_width=8, position_buckets=3),
+    encoder=EncoderConfig(num_events=6, num_summaries=1, feed_forward_width=8, position_buckets=3),
     request_group=GroupConfig(num_queries=1, num_mixtures=2, num_mlp_tokens=2, num_linear_tokens=2, hidden_width=8),
     candidate_group=GroupConfig(num_queries=1, num_mixtures=2, num_mlp_tokens=2, num_linear_tokens=2, hidden_width=8),
     head_width=8,
@@ -68,9 +69,9 @@ def random_weights(
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(genres) for genres in chosen], dtype=np.int64)])
     flat = np.concatenate(chosen).astype(np.int64)
     groups = np.array([genre_keys[genres[0]] if len(genres) else 0 for genres in chosen], np.int64)
-    catalog = ItemCatalog(
-        items, vocabularies["genre"].rows(genre_keys[flat]), offsets, vocabularies["year"].rows(years), groups
-    )
+    counters = random.normal(size=(num_items, len(COUNTER_FEATURES))).astype(np.float32)
+    genre_rows, year_rows = vocabularies["genre"].rows(genre_keys[flat]), vocabularies["year"].rows(years)
+    catalog = ItemCatalog(items, genre_rows, offsets, year_rows, groups, counters)
     num_rows = {table.name: vocabularies[table.name].num_rows for table in config.tables}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -49,11 +49,13 @@ class CandidateTensors:
         item_rows: int64 [C], rows of table ``item``.
         genre_weights: [C, genre rows], 1 over the number of genres at each genre of the item.
         year_rows: int64 [C], rows of table ``year``.
+        counters: [C, counter features].
     """
 
     item_rows: Tensor
     genre_weights: Tensor
     year_rows: Tensor
+    counters: Tensor
 
 
 def genre_matrix(
@@ -114,20 +116,21 @@ class Ranker(nn.Module):
         rows = candidates.item_rows if feature.name == "item_id" else candidates.year_rows
         return self.tables.lookup(feature.table, rows)
 
-    def first_pass(self, state: State, pooled: Tensor, request_index: Tensor) -> Tensor:
-        """Score cheaply: pooled [C, F, D], request index int64 [C] -> logits [C, O]."""
-        return self.network.first_pass(state, pooled, _layout(state, request_index))
+    def first_pass(self, state: State, pooled: Tensor, counters: Tensor, request_index: Tensor) -> Tensor:
+        """Score cheaply: pooled [C, F, D], counters [C, counters], request index int64 [C] -> logits [C, O]."""
+        return self.network.first_pass(state, pooled, counters, _layout(state, request_index))
 
     def full_pass(
         self,
         state: State,
         pooled: Tensor,
+        counters: Tensor,
         request_index: Tensor,
         speculative: Tensor | None = None,
         levels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Score with the whole network; see ``RankingNetwork.full_pass``."""
-        return self.network.full_pass(state, pooled, speculative, levels, _layout(state, request_index))
+        return self.network.full_pass(state, pooled, counters, speculative, levels, _layout(state, request_index))
 
 
 def event_table(config: RankerConfig, items: Tensor, item_genres: Tensor, genres: Tensor) -> Tensor:

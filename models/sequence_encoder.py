@@ -27,22 +27,21 @@ class EventEmbedding(nn.Module):
         self.buckets = nn.Parameter(torch.randn(num_buckets, config.width) * INIT_STD)
         self.gains = nn.Parameter(torch.ones(NUM_WEIGHT_BUCKETS, config.width))
 
-    def forward(self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor) -> Tensor:
         """Embed B padded histories.
 
         Args:
-            items: [B, L, D], the items' embeddings.
+            items: [B, L, D], the items' embeddings, the newest event last.
             weight_buckets: int64 [B, L].
             gap_buckets: int64 [B, L].
-            lengths: int64 [B], events of each history; they come first, oldest first.
 
         Returns:
             [B, L, D].
         """
         ids = [weight_buckets, gap_buckets + NUM_WEIGHT_BUCKETS]
         if self.num_positions:
-            ranks = lengths[:, None] - 1 - torch.arange(items.shape[1], device=items.device)
-            ids.append(ranks.clamp(0, self.num_positions - 1) + (NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS))
+            ranks = torch.arange(items.shape[1] - 1, -1, -1, device=items.device).clamp(max=self.num_positions - 1)
+            ids.append((ranks + (NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS)).expand_as(gap_buckets))
         bags = torch.stack(ids, dim=-1).view(-1, len(ids))
         items = items * functional.embedding(weight_buckets, self.gains)
         return items + functional.embedding_bag(bags, self.buckets, mode="sum").view(items.shape)
@@ -112,15 +111,13 @@ class SequenceEncoder(nn.Module):
             items: [B, L, D].
             weight_buckets: int64 [B, L].
             gap_buckets: int64 [B, L].
-            mask: bool [B, L], events first; None: every position holds an event.
+            mask: bool [B, L], the newest event last; None: every position holds an event.
 
         Returns:
             Tokens [B, T, D] with T = summaries + L, and bool [B, T] or None.
         """
-        batch, length, _ = items.shape
-        lengths = torch.full((batch,), length) if mask is None else mask.sum(dim=1)
-        events = self.events(items, weight_buckets, gap_buckets, lengths)
-        summaries = self.summaries.expand(batch, *self.summaries.shape)
+        events = self.events(items, weight_buckets, gap_buckets)
+        summaries = self.summaries.expand(len(items), *self.summaries.shape)
         tokens = torch.cat([summaries, events], dim=1)
         if mask is None:
             return tokens, None

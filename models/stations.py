@@ -145,6 +145,7 @@ class RequestEncoder:
             mask=np.ones((1, length), np.bool_),
             num_total=np.array([history.num_total], np.int64),
             as_of_s=np.array([as_of_s], np.int64),
+            num_events=self._config.encoder.num_events,
         )
         return self._run(inputs)
 
@@ -160,6 +161,7 @@ class RequestEncoder:
             nothing.astype(np.bool_),
             np.zeros(1, np.int64),
             np.zeros(1, np.int64),
+            self._config.encoder.num_events,
         )
         return self._run(inputs)
 
@@ -268,10 +270,11 @@ class CandidateRanker:
         begin_s = self._clock.monotonic_s()
         pooled = self._assembler.pool(features, rows)
         tensors = _wrap_state(self._cold_start if state is None else state)
-        pooled_cfd = tensor_view(pooled.values)
+        candidates = (tensor_view(pooled.values), tensor_view(features.dense))
         with torch.inference_mode():
-            whole = _pad(pooled_cfd)
-            first = self._network.first_pass(tensors, whole, CandidateLayout.single(len(whole)))
+            whole = _pad(candidates[0])
+            layout = CandidateLayout.single(len(whole))
+            first = self._network.first_pass(tensors, whole, _pad(candidates[1]), layout)
         scores, values = self._score(first[: features.num_candidates], "first")
         head_max = self._config.tiers[tier].head_max
         keys = features.candidate_keys
@@ -281,7 +284,7 @@ class CandidateRanker:
         full = np.zeros(features.num_candidates, np.bool_)
         levels = np.zeros(features.num_candidates, np.int8)
         if len(head):
-            head_scores, head_values, head_levels = self._full(tensors, pooled_cfd, head, speculative)
+            head_scores, head_values, head_levels = self._full(tensors, candidates, head, speculative)
             scores[head], values[head], levels[head], full[head] = head_scores, head_values, head_levels, True
             ranked = head[_best(head_values, keys[head], len(head))]
             order = np.concatenate([ranked, order[head_max:]])
@@ -312,14 +315,16 @@ class CandidateRanker:
         pooled = tensor_view(self._assembler.pool(features, rows).values)
         tensors = _wrap_state(self._cold_start if state is None else state)
         with torch.inference_mode():
-            chosen = _pad(pooled[tensor_view(positions.astype(np.int64))])
-            _, embedding = self._network.full_pass(tensors, chosen, None, None, CandidateLayout.single(len(chosen)))
+            rows_k = tensor_view(positions.astype(np.int64))
+            chosen, counters = _pad(pooled[rows_k]), _pad(tensor_view(features.dense)[rows_k])
+            layout = CandidateLayout.single(len(chosen))
+            _, embedding = self._network.full_pass(tensors, chosen, counters, None, None, layout)
         return embedding[: len(positions)].numpy()
 
     def _full(
         self,
         state: dict[str, Tensor],
-        pooled: Tensor,
+        candidates: tuple[Tensor, Tensor],
         head: npt.NDArray[np.int64],
         speculative: SpeculativeEmbeddings | None,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
@@ -331,8 +336,9 @@ class CandidateRanker:
             vectors = _pad(tensor_view(speculative.vectors[head]))
             levels = _pad(tensor_view(head_levels.astype(np.int64)))
         with torch.inference_mode():
-            whole = _pad(pooled[chosen])
-            logits, _ = self._network.full_pass(state, whole, vectors, levels, CandidateLayout.single(len(whole)))
+            pooled, counters = (_pad(part[chosen]) for part in candidates)
+            layout = CandidateLayout.single(len(pooled))
+            logits, _ = self._network.full_pass(state, pooled, counters, vectors, levels, layout)
         scores, values = self._score(logits[: len(head)], "full")
         return scores, values, head_levels
 

@@ -70,14 +70,15 @@ class Predictions:
 def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: HistoryMode) -> Predictions:
     """Score rows without speculative embeddings, in their order."""
     ranker = model.ranker
-    reader = HistoryReader(dataset.log, ranker.config.history_length, history_mode)
+    reader = HistoryReader(dataset.log, ranker.config.history_length, history_mode, align="right")
     first, full = [], []
     for batch in request_batches(rows, reader, _BATCH_ROWS):
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         state = ranker.encode(RequestTensors.of(model.index.requests(batch)))
-        pooled = ranker.pool(model.index.candidates(batch.candidates.item_id))
-        first.append(ranker.network.first_pass(state, pooled, layout).numpy())
-        full.append(ranker.network.full_pass(state, pooled, None, None, layout)[0].numpy())
+        candidates = model.index.candidates(batch.candidates, streaming=False)
+        pooled = ranker.pool(candidates)
+        first.append(ranker.network.first_pass(state, pooled, candidates.counters, layout).numpy())
+        full.append(ranker.network.full_pass(state, pooled, candidates.counters, None, None, layout)[0].numpy())
     nothing = np.zeros((0, len(OBJECTIVES)), np.float32)
     return Predictions(np.concatenate([nothing, *first]), np.concatenate([nothing, *full]))
 

@@ -16,10 +16,10 @@ import torch
 from models.config import RankerConfig
 from models.embedding.catalog import ItemCatalog
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
-from models.inputs import RequestInputs, request_inputs
+from models.inputs import COUNTER_FEATURES, RequestInputs, counter_features, request_inputs
 from models.ranker import CandidateTensors, genre_matrix
 from shared.hashing import id_key, id_keys
-from training.data import Catalog, Dataset, RequestBatch
+from training.data import Dataset, EventLog, RequestBatch, Rows
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,6 +36,7 @@ class DatasetIndex:
         item_rows: int64 [I], row of table ``item``, 0 for items that no training event names.
         item_genres: float32 [I, genre rows], mean pooling.
         item_years: int64 [I], row of table ``year``.
+        event_counters: float32 [E, counter features], of each event's item at its time: earlier seconds only.
         user_rows: int64 [U, request features], surface left 0.
         surface_rows: int64 [surfaces], row of table ``surface``.
     """
@@ -47,6 +48,7 @@ class DatasetIndex:
     item_rows: Ints
     item_genres: npt.NDArray[np.float32]
     item_years: Ints
+    event_counters: npt.NDArray[np.float32]
     user_rows: Ints
     surface_rows: Ints
 
@@ -62,7 +64,7 @@ class DatasetIndex:
             vocabularies: Those of a published version; None: new ones.
         """
         vocabularies = vocabularies or _vocabularies(config, dataset)
-        catalog = item_catalog(dataset.catalog, vocabularies)
+        catalog = item_catalog(dataset, vocabularies)
         num_genre_rows = vocabularies["genre"].num_rows
         return cls(
             config=config,
@@ -72,6 +74,7 @@ class DatasetIndex:
             item_rows=vocabularies["item"].rows(dataset.catalog.item_id),
             item_genres=genre_matrix(catalog.genre_rows, catalog.genre_offsets, num_genre_rows),
             item_years=catalog.year_rows,
+            event_counters=streaming_counters(dataset.log),
             user_rows=_user_rows(config, dataset, vocabularies),
             surface_rows=vocabularies["surface"].rows(id_keys(dataset.surfaces)),
         )
@@ -104,24 +107,40 @@ class DatasetIndex:
             mask=history.mask,
             num_total=history.num_total,
             as_of_s=batch.timestamp_s,
+            num_events=self.config.encoder.num_events,
         )
 
     def groups(self, item_ids: Ints) -> Ints:
         """Return the ad groups of items: int64 [C] item ids of the catalog -> int64 [C]."""
         return self.catalog.group_keys[np.searchsorted(self.item_ids, item_ids)]
 
-    def candidates(self, item_ids: Ints) -> CandidateTensors:
-        """Return candidates as tensors: int64 [C] item ids of the catalog."""
-        positions = np.searchsorted(self.item_ids, item_ids)
+    def candidates(self, rows: Rows, streaming: bool) -> CandidateTensors:
+        """Return candidates as tensors.
+
+        Args:
+            rows: C rows.
+            streaming: Count what each item had at the row's time, as training does; else what the catalog publishes,
+                as serving does.
+        """
+        positions = np.searchsorted(self.item_ids, rows.item_id)
+        counters = self.event_counters[rows.event_position] if streaming else self.catalog.counters[positions]
         return CandidateTensors(
             item_rows=torch.from_numpy(self.item_rows[positions]),
             genre_weights=torch.from_numpy(self.item_genres[positions]),
             year_rows=torch.from_numpy(self.item_years[positions]),
+            counters=torch.from_numpy(counters),
         )
 
 
-def item_catalog(items: Catalog, vocabularies: dict[str, Vocabulary]) -> ItemCatalog:
-    """Return a data set's catalog in table rows."""
+def item_catalog(dataset: Dataset, vocabularies: dict[str, Vocabulary]) -> ItemCatalog:
+    """Return a data set's catalog in table rows, with the counters of the training period."""
+    items, log = dataset.catalog, dataset.log
+    seen = np.flatnonzero(log.timestamp_s < _train_end_s(dataset))
+    events = log.rows(seen)
+    positions = items.positions(events.item_id)
+    counts = [
+        np.bincount(positions[hits], minlength=len(items)) for hits in (slice(None), events.click, events.conversion)
+    ]
     name_rows = vocabularies["genre"].rows(id_keys(items.genre_names))
     return ItemCatalog(
         item_keys=items.item_id,
@@ -129,14 +148,43 @@ def item_catalog(items: Catalog, vocabularies: dict[str, Vocabulary]) -> ItemCat
         genre_offsets=items.genre_offsets,
         year_rows=vocabularies["year"].rows(items.year.astype(np.int64)),
         group_keys=items.group_id,
+        counters=counter_features(*counts),
     )
+
+
+def streaming_counters(log: EventLog) -> npt.NDArray[np.float32]:
+    """Return the counter features of every event's item from events of strictly earlier seconds, any user's.
+
+    Returns:
+        float32 [E, counter features], by event position.
+    """
+    rows = log.rows(np.arange(len(log)))
+    order = np.lexsort((rows.timestamp_s, rows.item_id))
+    item, time = rows.item_id[order], rows.timestamp_s[order]
+    places = np.arange(len(order))
+    new_item = np.ones(len(order), np.bool_)
+    new_item[1:] = item[1:] != item[:-1]
+    new_second = new_item.copy()
+    new_second[1:] |= time[1:] != time[:-1]
+    item_start = np.maximum.accumulate(np.where(new_item, places, 0))
+    second_start = np.maximum.accumulate(np.where(new_second, places, 0))
+    counts = [second_start - item_start]
+    for hits in (rows.click, rows.conversion):
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(hits[order], dtype=np.int64)])
+        counts.append(before[second_start] - before[item_start])
+    counters = np.empty((len(order), len(COUNTER_FEATURES)), np.float32)
+    counters[order] = counter_features(*counts)
+    return counters
+
+
+def _train_end_s(dataset: Dataset) -> int:
+    """Return the time from on which training must know nothing."""
+    return int(dataset.split.valid.timestamp_s[0]) if len(dataset.split.valid) else np.iinfo(np.int64).max
 
 
 def _vocabularies(config: RankerConfig, dataset: Dataset) -> dict[str, Vocabulary]:
     users, items, log = dataset.users, dataset.catalog, dataset.log
-    seen = log.timestamp_s < (
-        dataset.split.valid.timestamp_s[0] if len(dataset.split.valid) else np.iinfo(np.int64).max
-    )
+    seen = log.timestamp_s < _train_end_s(dataset)
     keys: dict[str, Ints] = {
         "item": np.unique(log.item_id[seen]),
         "user": users.user_id[np.unique(log.user_index[seen])],

@@ -35,13 +35,17 @@ class Trainer:
     Args:
         config: The run.
         index: Table rows of the data set.
+        reader: Joins the histories of the batches.
         ranker: What is trained.
         rows_total: Rows of the run, for the learning-rate schedule.
     """
 
-    def __init__(self, config: TrainConfig, index: DatasetIndex, ranker: Ranker, rows_total: int) -> None:
+    def __init__(
+        self, config: TrainConfig, index: DatasetIndex, reader: HistoryReader, ranker: Ranker, rows_total: int
+    ) -> None:
         self._config = config
         self._index = index
+        self._reader = reader
         self._ranker = ranker
         self._rows_total = rows_total
         self._rows_done = 0
@@ -68,13 +72,13 @@ class Trainer:
         pooled = self._ranker.pool(candidates)
         vectors = None if answer is None else torch.from_numpy(answer.vectors)
         levels = None if answer is None else torch.from_numpy(answer.levels)
-        logits, embedding = network.full_pass(state, pooled, vectors, levels, layout)
+        logits, embedding = network.full_pass(state, pooled, candidates.counters, vectors, levels, layout)
         labels = _labels(batch.candidates)
         click, conversion = _losses(logits, labels)
         weights = self._config.loss
         loss = click + weights.conversion * conversion
         for share, other in (
-            (weights.first_pass, network.first_pass(state, pooled, layout)),
+            (weights.first_pass, network.first_pass(state, pooled, candidates.counters, layout)),
             (weights.speculative, self._probe(embedding)),
         ):
             other_click, other_conversion = _losses(other, labels)
@@ -99,7 +103,7 @@ class Trainer:
 
     def _inputs(self, batch: RequestBatch, hide: bool) -> tuple[RequestTensors, CandidateTensors]:
         inputs = self._index.requests(batch)
-        candidates = self._index.candidates(batch.candidates.item_id)
+        candidates = self._index.candidates(batch.candidates, streaming=True)
         if hide:
             shares, random = self._config.dropout, self._random
             inputs.feature_rows[random.random(batch.num_requests) < shares.user, self._user_column] = OOV_ROW
@@ -109,11 +113,11 @@ class Trainer:
 
     @torch.no_grad()
     def _cache_answer(self, batch: RequestBatch) -> CacheAnswer:
-        stale = stale_batch(batch, self._config.speculative.stale_events_max, self._random)
+        stale = stale_batch(batch, self._reader, self._config.speculative.stale_events_max, self._random)
         requests, candidates = self._inputs(stale, hide=False)
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         state, pooled = self._ranker.encode(requests), self._ranker.pool(candidates)
-        _, embedding = self._ranker.network.full_pass(state, pooled, None, None, layout)
+        _, embedding = self._ranker.network.full_pass(state, pooled, candidates.counters, None, None, layout)
         groups = self._index.groups(batch.candidates.item_id)
         return cache_answer(embedding.numpy(), batch, groups, self._config.speculative, self._random)
 
@@ -132,8 +136,8 @@ def train(config: TrainConfig, dataset: Dataset, progress: TrainProgress | None 
         torch.manual_seed(config.seed)
         ranker = Ranker(config.model, index.num_rows, index.genres_by_row())
         rows = _newest(dataset.split.train, config.train_share)
-        trainer = Trainer(config, index, ranker, len(rows))
-    reader = HistoryReader(dataset.log, config.model.history_length, "strict")
+        reader = HistoryReader(dataset.log, config.model.history_length, "strict", align="right")
+        trainer = Trainer(config, index, reader, ranker, len(rows))
     ranker.train()
     for batch in request_batches(rows, reader, config.batch_rows):
         report = trainer.step(batch)

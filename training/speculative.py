@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shared.schema.speculative import HitLevel
 from training.config import SpeculativeTrainingConfig
-from training.data import HistoryBatch, RequestBatch
+from training.data import HistoryReader, RequestBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +31,25 @@ class CacheAnswer:
     levels: npt.NDArray[np.int64]
 
 
-def stale_batch(batch: RequestBatch, events_max: int, random: np.random.Generator) -> RequestBatch:
+def stale_batch(
+    batch: RequestBatch, reader: HistoryReader, events_max: int, random: np.random.Generator
+) -> RequestBatch:
     """Return the batch as it would have been 1 to ``events_max`` events earlier, request by request.
 
     A request without history stays as it is: nothing earlier is known.
+
+    Args:
+        batch: R requests, histories aligned right.
+        reader: What read them.
+        events_max: Most events that a stale request has not seen.
+        random: Draws how many, for each request.
     """
     history = batch.history
-    num_left = np.maximum(history.lengths - random.integers(1, events_max + 1, len(history)), 0)
-    rows = np.arange(len(history))
-    as_of_s = np.where(
-        history.lengths > 0,
-        history.timestamps_s[rows, np.minimum(num_left, history.timestamps_s.shape[1] - 1)],
-        batch.timestamp_s,
-    )
-    # Strictly before the new time: events of the same second as the first one that is taken away go too.
-    mask = history.mask & (np.arange(history.mask.shape[1]) < num_left[:, None])
-    mask &= history.timestamps_s < as_of_s[:, None]
-    lengths = mask.sum(axis=1)
-    stale = HistoryBatch(
-        item_ids=history.item_ids,
-        ratings=history.ratings,
-        timestamps_s=history.timestamps_s,
-        surfaces=history.surfaces,
-        mask=mask,
-        lengths=lengths,
-        num_total=history.num_total - (history.lengths - lengths),
-    )
-    return dataclasses.replace(batch, timestamp_s=as_of_s, history=stale)
+    num_unseen = np.minimum(random.integers(1, events_max + 1, len(history)), np.maximum(history.lengths, 1))
+    # The time of the oldest unseen event; events of the same second as it are not strictly earlier, so they go too.
+    first_unseen_s = history.timestamps_s[np.arange(len(history)), history.timestamps_s.shape[1] - num_unseen]
+    as_of_s = np.where(history.lengths > 0, first_unseen_s, batch.timestamp_s)
+    return dataclasses.replace(batch, timestamp_s=as_of_s, history=reader.read_at(batch.user_index, as_of_s))
 
 
 def cache_answer(

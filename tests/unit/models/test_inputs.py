@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.inputs import (
+    COUNTER_FEATURES,
     DENSE_FEATURES,
     NUM_GAP_BUCKETS,
     NUM_WEIGHT_BUCKETS,
     RequestInputs,
+    counter_features,
     gap_buckets,
     request_inputs,
     weight_buckets,
@@ -49,7 +51,7 @@ def test_weight_bucket_is_the_nearest_half_point(weight: float) -> None:
 def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
     random = np.random.default_rng(seed)
     batch = len(lengths)
-    mask = np.arange(width) < np.array(lengths)[:, None]
+    mask = np.arange(width) >= width - np.array(lengths)[:, None]
     return request_inputs(
         feature_rows=np.zeros((batch, 2), np.int64),
         item_rows=random.integers(1, 9, (batch, width)),
@@ -58,6 +60,7 @@ def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
         mask=mask,
         num_total=np.array(lengths, np.int64) + 2,
         as_of_s=np.full(batch, 12_000, np.int64),
+        num_events=4,
     )
 
 
@@ -70,7 +73,7 @@ def test_padding_changes_nothing(lengths: list[int], seed: int) -> None:
     weights = random.integers(1, 6, (batch, 6)).astype(np.float32)
     times = np.sort(random.integers(0, 10_000, (batch, 6)), axis=1)
     for index, length in enumerate(lengths):
-        own = (slice(index, index + 1), slice(0, length))
+        own = (slice(index, index + 1), slice(6 - length, 6))
         alone = request_inputs(
             np.zeros((1, 2), np.int64),
             items[own],
@@ -79,10 +82,12 @@ def test_padding_changes_nothing(lengths: list[int], seed: int) -> None:
             np.ones((1, length), np.bool_),
             np.array([length + 2], np.int64),
             np.array([12_000], np.int64),
+            4,
         )
+        kept = min(length, 4)
         np.testing.assert_allclose(alone.dense[0], padded.dense[index], rtol=1e-6)
-        np.testing.assert_array_equal(alone.gap_buckets[0], padded.gap_buckets[index, :length])
-        np.testing.assert_array_equal(alone.weight_buckets[0], padded.weight_buckets[index, :length])
+        np.testing.assert_array_equal(alone.gap_buckets[0], padded.gap_buckets[index, 4 - kept :])
+        np.testing.assert_array_equal(alone.weight_buckets[0], padded.weight_buckets[index, 4 - kept :])
     assert not padded.item_rows[~padded.mask].any()
 
 
@@ -97,6 +102,7 @@ def test_an_event_of_the_same_second_looks_like_one_a_second_old(gap_s: int) -> 
             np.ones((1, 1), np.bool_),
             np.ones(1, np.int64),
             np.array([1_000 + gap]),
+            1,
         )
 
     for field in dataclasses.fields(RequestInputs):
@@ -105,6 +111,19 @@ def test_an_event_of_the_same_second_looks_like_one_a_second_old(gap_s: int) -> 
 
 def test_empty_history_has_finite_features() -> None:
     inputs = _inputs([0], 3, 0)
+    assert not inputs.mask.any()
     dense = dict(zip(DENSE_FEATURES, inputs.dense[0].tolist(), strict=True))
     assert dense.pop("log_num_total") > 0
     assert set(dense.values()) == {0.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=5))
+def test_counters_rise_with_the_rate_and_are_zero_for_the_unseen(items: list[tuple[int, float, float]]) -> None:
+    events = np.array([0, *(count for count, _, _ in items)])
+    clicks = np.array([0, *(round(count * share) for count, share, _ in items)])
+    conversions = np.array([0, *(round(round(n * a) * b) for n, a, b in items)])
+    features = counter_features(events, clicks, conversions)
+    assert features.shape == (len(items) + 1, len(COUNTER_FEATURES))
+    assert not features[0].any()
+    more = counter_features(events + 1, clicks + 1, conversions + 1)
+    assert (more > features).all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,27 +12,28 @@ from training.config import SpeculativeTrainingConfig
 from training.data import HistoryReader, RequestBatch, request_batches
 from training.speculative import cache_answer, earlier_means, stale_batch
 
+_READER = HistoryReader(tiny_dataset().log, 8, "strict", align="right")
 
-def _batch(mode: str = "strict") -> RequestBatch:
-    dataset = tiny_dataset()
-    reader = HistoryReader(dataset.log, 8, mode)  # type: ignore[arg-type]
-    return list(request_batches(dataset.split.train, reader, 200))[5]
+
+def _batch() -> RequestBatch:
+    return list(request_batches(tiny_dataset().split.train, _READER, 200))[5]
 
 
 @given(st.integers(1, 12), st.integers(0, 2**31))
 def test_stale_batch_is_the_past_of_the_batch(events_max: int, seed: int) -> None:
     batch = _batch()
-    stale = stale_batch(batch, events_max, np.random.default_rng(seed))
+    stale = stale_batch(batch, _READER, events_max, np.random.default_rng(seed))
     before, after = batch.history, stale.history
     assert (stale.timestamp_s <= batch.timestamp_s).all()
     for request in range(len(before)):
-        length, left = int(before.lengths[request]), int(after.lengths[request])
-        assert left < length or length == 0
-        assert (after.timestamps_s[request, :left] < stale.timestamp_s[request]).all()
-        # What is left is a prefix, and what is gone is not earlier than the new time.
-        assert after.mask[request].tolist() == [column < left for column in range(8)]
-        assert (before.timestamps_s[request, left:length] >= stale.timestamp_s[request]).all()
-        assert after.num_total[request] == before.num_total[request] - (length - left)
+        now_s = stale.timestamp_s[request]
+        assert (after.timestamps_s[request][after.mask[request]] < now_s).all()
+        unseen = before.num_total[request] - after.num_total[request]
+        assert unseen >= 1 or not before.lengths[request]
+        # What is gone is not earlier than the new time.
+        gone = before.timestamps_s[request][before.mask[request]] >= now_s
+        assert gone.sum() == min(unseen, before.lengths[request])
+    np.testing.assert_array_equal(stale.request_index, batch.request_index)
 
 
 _ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 9)), min_size=1, max_size=30)
@@ -79,12 +78,11 @@ def test_no_share_means_no_embedding() -> None:
     assert not answer.levels.any()
 
 
-def test_a_batch_without_history_stays_as_it_is() -> None:
-    batch = _batch()
-    history = dataclasses.replace(
-        batch.history, mask=np.zeros_like(batch.history.mask), lengths=np.zeros_like(batch.history.lengths)
-    )
-    empty = dataclasses.replace(batch, history=history)
-    stale = stale_batch(empty, 4, np.random.default_rng(0))
+def test_a_request_without_history_stays_as_it_is() -> None:
+    log = tiny_dataset().log
+    firsts = log.rows(log.user_offsets[:-1][np.diff(log.user_offsets) > 0])
+    batch = next(request_batches(firsts.select(np.argsort(firsts.timestamp_s, kind="stable")), _READER, 50))
+    assert not batch.history.mask.any()
+    stale = stale_batch(batch, _READER, 4, np.random.default_rng(0))
     np.testing.assert_array_equal(stale.timestamp_s, batch.timestamp_s)
     assert not stale.history.mask.any()

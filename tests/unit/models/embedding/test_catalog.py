@@ -20,7 +20,8 @@ def _catalog() -> ItemCatalog:
     keys = np.array(sorted(_GENRES), np.int64)
     flat = np.array([row for key in sorted(_GENRES) for row in _GENRES[key]], np.int64)
     offsets = np.cumsum([0, *(len(_GENRES[key]) for key in sorted(_GENRES))], dtype=np.int64)
-    return ItemCatalog(keys, flat, offsets, keys + 100, keys + 200)
+    counters = (keys[:, None] + [0.25, 0.5]).astype(np.float32)
+    return ItemCatalog(keys, flat, offsets, keys + 100, keys + 200, counters)
 
 
 @given(st.lists(st.sampled_from([*_GENRES, 0, 4, 99, -7]), max_size=12))
@@ -31,13 +32,17 @@ def test_attributes_equal_a_dictionary(asked: list[int]) -> None:
         assert attributes.genre_rows[begin:end].tolist() == _GENRES.get(key, [])
         assert attributes.year_rows[index] == (key + 100 if key in _GENRES else 0)
         assert attributes.group_keys[index] == (key + 200 if key in _GENRES else 0)
+        assert attributes.counters[index].tolist() == ([key + 0.25, key + 0.5] if key in _GENRES else [0.0, 0.0])
         assert attributes.known[index] == (key in _GENRES)
     assert attributes.genre_offsets[-1] == len(attributes.genre_rows)
 
 
 def test_empty_catalog_knows_nothing() -> None:
     nothing = np.zeros(0, np.int64)
-    attributes = ItemCatalog(nothing, nothing, np.zeros(1, np.int64), nothing, nothing).attributes(np.array([1, 2]))
+    counters = np.zeros((0, 3), np.float32)
+    catalog = ItemCatalog(nothing, nothing, np.zeros(1, np.int64), nothing, nothing, counters)
+    attributes = catalog.attributes(np.array([1, 2]))
+    assert attributes.counters.shape == (2, 3)
     assert attributes.genre_offsets.tolist() == [0, 0, 0]
     assert not attributes.known.any()
 
