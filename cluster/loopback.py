@@ -26,8 +26,8 @@ _KEEP_TO_LOOPBACK = r"s/^\( *bind \)\*\{0,1\}:/\1127.0.0.1:/"
 """Listeners that name no address: HAProxy's own counters and statistics page."""
 
 _HOLD_THE_BODY = r"s/^\( *\)option abortonclose$/&\n\1option http-buffer-request/"
-"""A request goes to a replica when it is all there: one that went before its body came cannot be sent again. Of 20 whose
-replica died, all 20 failed without this (502, or the connection broke) and none with it."""
+"""A request goes to a replica when it is all there: one that went before its body came cannot be sent again. Of 20
+whose replica died, all 20 failed without this (502, or the connection broke) and none with it."""
 
 
 def is_listening(port: int, host: str = LOOPBACK) -> bool:
