@@ -35,7 +35,7 @@ EDGES: dict[str, Transport] = {
     "sequence.append": "value",  # events and three counts: gRPC takes half the time of a reference
     "embedding.lookup": "reference",  # rows: 70 KB a shard at 500 candidates, the largest of all
     "speculative.lookup": "reference",  # 32 KB at 500 candidates, over 64 KB from 1,000
-    "speculative.fill": "value",  # 128 pairs of one answer are 10 KB
+    "speculative.fill": "reference",  # 10 KB at 128 pairs, but width and pairs are for the model and the file to say
     "foundation.precompute": "reference",  # reads features, state and rows where they are
     "ranking.rank": "reference",  # reads tensors; only a by-reference call can take them from where they are
 }
