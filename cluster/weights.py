@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import MeshConfig
+from models.config import WEIGHTS_FORMAT
 from shared.errors import WeightsError
 from shared.weights import WeightStore
 from training.config import TrainConfig
@@ -15,7 +16,7 @@ QUICK_CONFIG = Path("configs/train/quick.yaml")
 """The model that two cores train in minutes."""
 
 FULL_CONFIG = Path("configs/train/full.yaml")
-"""The best model, trained in hours."""
+"""The larger model, trained in about ten minutes."""
 
 LOOKED_AT_MAX = 50
 """Newest versions that are looked through."""
@@ -55,7 +56,7 @@ def weights_url(config: MeshConfig, var_dir: Path) -> str:
 
 
 def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
-    """Return the newest version that was trained with exactly this configuration, None when there is none.
+    """Return the newest version that this code can serve and that was trained with exactly this configuration, or None.
 
     Args:
         store: Where to look.
@@ -67,6 +68,6 @@ def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
             metrics = store.open(version).json("metrics")
         except WeightsError:  # damaged, or published by something else: no reason not to look further
             continue
-        if metrics.get("train") == wanted:
+        if metrics.get("train") == wanted and metrics.get("format") == WEIGHTS_FORMAT:
             return Choice(version, metrics, is_new=False)
     return None

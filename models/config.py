@@ -16,6 +16,9 @@ TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 """How a shard looks up its rows, see ``models.embedding.shard_tables``."""
 CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
 
+WEIGHTS_FORMAT = 2
+"""Counts up when code no longer reads what older code published; weights of another format are trained anew."""
+
 OBJECTIVES: tuple[str, str] = ("click", "conversion")
 """Objectives in the order of every [.., O] axis; a conversion is a click that converted."""
 

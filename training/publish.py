@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from models.config import WEIGHTS_FORMAT
 from models.golden import GoldenRequest, add_golden
 from shared.hashing import EntityId
 from shared.schema.user import UserHistory
@@ -47,6 +48,7 @@ def publish(
     source = model.source()
     add_golden(source, golden_request(dataset, model.ranker.config.history_length))
     metrics: dict[str, Any] = {
+        "format": WEIGHTS_FORMAT,
         "dataset": dataset.name,
         "provenance": dataset.provenance,
         "train_s": train_s,

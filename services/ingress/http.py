@@ -39,7 +39,7 @@ _INT64 = 1 << 63
 
 def create_app(service: IngressService) -> FastAPI:
     """Return the application that serves one ingress replica."""
-    app = FastAPI(title="rankmesh", version=API_VERSION, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(title="rankmesh", version=API_VERSION, redirect_slashes=False, docs_url=None, redoc_url=None)
     document = openapi_document(service.config)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
     _add_rank(app, service)

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.config import MeshConfig, WeightsConfig
 from cluster.weights import Choice, find_trained, weights_url
+from models.config import WEIGHTS_FORMAT
 from shared.weights import WeightStore
 from training.config import TrainConfig
 
@@ -29,7 +30,8 @@ def metrics(config: TrainConfig, dataset: str = "ml-1m") -> dict[str, Any]:
         {"split": "test", "history_mode": mode, "tier": "full", "objectives": {"click": {"auc": auc}}}
         for mode, auc in (("pub", 0.79), ("strict", 0.78))
     ]
-    return {"dataset": dataset, "train": config.model_dump(mode="json"), "evaluations": evaluations}
+    run = config.model_dump(mode="json")
+    return {"format": WEIGHTS_FORMAT, "dataset": dataset, "train": run, "evaluations": evaluations}
 
 
 def test_the_newest_version_of_exactly_this_run(tmp_path: Path) -> None:
@@ -48,6 +50,7 @@ def test_versions_of_something_else_are_passed_over(tmp_path: Path) -> None:
     publish(store, "20260101-000000-aaaaaaaa", metrics=metrics(QUICK))
     publish(store, "20260102-000000-bbbbbbbb")
     publish(store, "20260103-000000-cccccccc", metrics={"note": "by hand"})
+    publish(store, "20260104-000000-dddddddd", metrics={**metrics(QUICK), "format": WEIGHTS_FORMAT - 1})
     found = find_trained(store, QUICK)
     assert found is not None
     assert found.version == "20260101-000000-aaaaaaaa"
