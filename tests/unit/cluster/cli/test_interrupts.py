@@ -11,6 +11,8 @@ from cluster.cli.interrupts import interrupted_once
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_interrupts_and_the_next_cannot_interrupt_the_end(number: signal.Signals) -> None:
+    # A shell starts background jobs with SIGINT ignored, and so may whoever runs these tests.
+    original = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(number)
     ended = []
 
@@ -23,10 +25,13 @@ def test_the_first_signal_interrupts_and_the_next_cannot_interrupt_the_end(numbe
                 signal.raise_signal(signal.SIGTERM)
                 ended.append(True)
 
-    with pytest.raises(KeyboardInterrupt):
-        body()
-    assert ended == [True]
-    assert signal.getsignal(number) is before
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            body()
+        assert ended == [True]
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(signal.SIGINT, original)
 
 
 def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:

@@ -16,7 +16,11 @@ def test_only_the_model_document_is_needed() -> None:
 
     assert (info.version, info.metrics, info.samples) == ("v7", {}, None)
     body = info.body(["full", "light"])
-    assert (body.history_length, body.tiers, body.objectives) == (6, ["full", "light"], ["click", "conversion"])
+    assert (body.history_length, body.tiers, body.objectives) == (
+        TINY.history_length,
+        ["full", "light"],
+        ["click", "conversion"],
+    )
 
 
 def test_metrics_are_flattened_to_dotted_names() -> None:
