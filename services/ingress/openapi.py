@@ -16,7 +16,7 @@ from services.ingress.config import IngressConfig
 from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
 from services.ingress.routing import AUTO
 from shared.hashing import ID_MAX
-from shared.schema.api import ID_BYTES_MAX, ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
+from shared.schema.api import ID_CHARS_MAX, ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
 
 Document = dict[str, Any]
 
@@ -43,9 +43,8 @@ _INTEGER_ID = {"type": "integer", "minimum": 0, "maximum": ID_MAX}
 _STRING_ID = {
     "type": "string",
     "minLength": 1,
-    "description": f"at most {ID_BYTES_MAX} bytes of UTF-8; a decimal string is the same entity as its integer",
-    # JSON Schema counts characters, not bytes: what certainly fits.
-    "anyOf": [{"maxLength": ID_BYTES_MAX // 4}, {"maxLength": ID_BYTES_MAX, "pattern": r"^[\x00-\x7f]*$"}],
+    "description": "a decimal string is the same entity as its integer",
+    "maxLength": ID_CHARS_MAX,
 }
 _ID = {
     "description": "64-bit id, echoed as it was sent",

@@ -23,7 +23,7 @@ from pydantic import (
 from shared.config import Config
 from shared.hashing import ID_MAX
 
-ID_BYTES_MAX = 256
+ID_CHARS_MAX = 256
 CANDIDATES_CEILING = 10_000
 TIMESTAMP_MAX_S = 2**40
 
@@ -43,12 +43,10 @@ def _id_in_range(value: int | str) -> int | str:
     if isinstance(value, str):
         if not value:
             raise ValueError("string id must not be empty")
-        try:
-            num_bytes = len(value.encode("utf-8"))
-        except UnicodeEncodeError as error:
-            raise ValueError("string id must be valid Unicode without lone surrogates") from error
-        if num_bytes > ID_BYTES_MAX:
-            raise ValueError(f"string id must be at most {ID_BYTES_MAX} bytes of UTF-8, has {num_bytes}")
+        if len(value) > ID_CHARS_MAX:  # characters, not bytes: what JSON Schema, and so the API's document, counts
+            raise ValueError(f"string id must be at most {ID_CHARS_MAX} characters, has {len(value)}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("string id must be valid Unicode without lone surrogates")
     return value
 
 
