@@ -106,6 +106,10 @@ unit: setup-dev ## Unit tests and tests of the repository itself
 kernels: setup-dev ## Triton kernels in the interpreter
 	@scripts/lane.sh interpret tests/unit $(PYTEST_ARGS)
 
+.PHONY: sim
+sim: setup-dev ## The request flow in simulated worlds: make sim SEED=0 N=1000
+	$(PYTEST) tests/simulation -q --sim-seed $(or $(SEED),0) --sim-count $(or $(N),1000) $(PYTEST_ARGS)
+
 .PHONY: integration
 integration: setup-dev ## A real cluster, asked over HTTP
 	@scripts/lane.sh integration tests/integration --timeout=600 $(PYTEST_ARGS)
