@@ -43,7 +43,9 @@ def events(
     event_id: Annotated[
         str | None,
         typer.Option(
-            "--id", help="Event id; default: made of the event, so repeating is harmless.", show_default=False
+            "--id",
+            help="Event id; default: made of user, item, weight and time. Repeating one is harmless.",
+            show_default=False,
         ),
     ] = None,
     file: Annotated[

@@ -56,7 +56,8 @@ def rank(
 ) -> None:
     """Rank candidates for one user and show titles, scores and stage times.
 
-    Without --candidates: the published sample request of that user, else items drawn from the catalogue.
+    Without --candidates: the published sample request of that user at its time, else items drawn from the catalogue.
+    Without --at: now, so that what was just appended counts.
     """
     from rich.console import Console
 
@@ -111,7 +112,7 @@ class Query:
             user_id: Who asks.
             candidates: What to rank; None: those of the user's sample request, filled up from the catalogue.
             num: How many, when ``candidates`` is None.
-            timestamp_s: When; None: the time of the sample, else the start of the held-out period.
+            timestamp_s: When; None: the time of the sample, else now.
             tier: Tier, or auto.
             deadline_ms: Budget; None: that of the deployment.
 
@@ -129,7 +130,7 @@ class Query:
             raise usage_error("this mesh publishes no catalogue to draw from; name the candidates", "--candidates")
         fields = {
             "surface": sample.surface if sample else catalogue.surface,
-            "timestamp_s": timestamp_s or (sample.timestamp_s if sample else catalogue.as_of_s or None),
+            "timestamp_s": timestamp_s or (sample.timestamp_s if sample else None),
             "deadline_ms": deadline_ms,
         }
         known = {field: value for field, value in fields.items() if value is not None}

@@ -35,7 +35,7 @@ class ModelInfo:
         config = RankerConfig.model_validate(source.json("model"))
         samples, display = _optional(source, "samples"), _optional(source, "display")
         shown = None if samples is None or display is None else orjson.dumps({**samples, **display})
-        return cls(source.version, config, _flat(_optional(source, "metrics") or {}), shown)
+        return cls(source.version, config, _quality(_optional(source, "metrics") or {}), shown)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -61,6 +61,15 @@ def _optional(source: WeightSource, name: str) -> dict[str, Any] | None:
         return source.json(name)
     except WeightsError:
         return None
+
+
+def _quality(metrics: dict[str, Any]) -> dict[str, float | int | str | None]:
+    """Return what was measured, as ``<split>.<history>.<tier>.<objective>.<metric>``, without how it was trained."""
+    measured = {name: value for name, value in metrics.items() if name != "train"}
+    for each in metrics.get("evaluations", ()):
+        prefix = f"{each['split']}.{each['history_mode']}.{each['tier']}."
+        measured |= _flat(each["objectives"], prefix)
+    return _flat(measured)
 
 
 def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, float | int | str | None]:

@@ -105,8 +105,7 @@ function readForm() {
   const stars = sample?.next_weights ?? [];
   const next = new Map((sample?.true_next ?? []).map((id, index) => [String(id), stars[index] ?? null]));
   const request = { user_id: sample ? sample.user_id : user, candidates, limit: candidates.length, surface: sample?.surface ?? state.samples[0]?.surface, tier: byId("tier").value };
-  const when = sample ? sample.timestamp_s : state.samples[0]?.timestamp_s;
-  if (when !== undefined) request.timestamp_s = when;
+  if (sample) request.timestamp_s = sample.timestamp_s; // any other user asks now
   return { request, next: new Map([...next].filter(([id]) => candidates.includes(Number(id)))) };
 }
 

@@ -23,6 +23,14 @@ def test_only_the_model_document_is_needed() -> None:
     )
 
 
+def test_metrics_are_what_was_measured_not_how_it_was_trained() -> None:
+    evaluation = {"split": "test", "history_mode": "strict", "tier": "full", "objectives": {"click": {"auc": 0.797}}}
+    metrics = {"dataset": "ml-1m", "train": {"seed": 3}, "evaluations": [evaluation]}
+    info = ModelInfo.from_weights(source(metrics=metrics))
+
+    assert info.metrics == {"dataset": "ml-1m", "test.strict.full.click.auc": 0.797}
+
+
 def test_metrics_are_flattened_to_dotted_names() -> None:
     metrics = {"click": {"auc": 0.79, "curve": [1, 2]}, "rows": 97_002, "data": "ml-1m"}
     info = ModelInfo.from_weights(source(metrics=metrics))
