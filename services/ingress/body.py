@@ -195,7 +195,7 @@ def _pairs(pairs: list[tuple[object, object]]) -> dict[Any, object]:
 
 def _number(text: str) -> int | float:
     value = float(text)
-    return int(value) if value.is_integer() and abs(value) <= _EXACT_MAX else value
+    return int(value) if value.is_integer() and abs(value) < _EXACT_MAX else value
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -42,7 +42,7 @@ class StageBudgets(Config):
         events_ms: The whole of one append.
     """
 
-    preprocess_ms: float = Field(300, gt=0)
+    preprocess_ms: float = Field(600, gt=0)
     sequence_ms: float = Field(500, gt=0)
     embedding_ms: float = Field(300, gt=0)
     speculative_ms: float = Field(200, gt=0)
@@ -97,9 +97,9 @@ class IngressConfig(Config):
     )
     budgets: StageBudgets = StageBudgets()
     num_shards: int = Field(2, ge=1, le=64)
-    in_flight_max: int = Field(64, ge=1)
+    in_flight_max: int = Field(32, ge=1)
     events_in_flight_max: int = Field(32, ge=1)
-    light_above_in_flight: int = Field(48, ge=1)
+    light_above_in_flight: int = Field(16, ge=1)
     retry_after_s: int = Field(1, ge=1)
     body_timeout_s: float = Field(10, gt=0)
     precompute: PrecomputeConfig = PrecomputeConfig()

@@ -78,6 +78,9 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     lines = configuration.read_text(encoding="utf-8").splitlines()
     options = [line.strip() for line in lines if "option" in line]
     assert options == ["option abortonclose", "option http-buffer-request", "option redispatch 1"]
+    assert "    timeout http-request 12s" in lines
+    after_front = lines[lines.index("frontend http_frontend") + 1]
+    assert after_front.strip() == "http-request del-header x-request-timeout-seconds"
     binds = [line.split()[1] for line in lines if "bind" in line]
     if loopback:
         assert binds == ["127.0.0.1:8501", "127.0.0.1:8500", "10.0.0.1:80", "127.0.0.1:8502"]
