@@ -20,7 +20,7 @@ RATE_PER_S = 20.0
 BEFORE_S = 2.0
 LOAD_S = 12.0
 BACK_WITHIN_S = 30.0
-SLACK_MS = 1_000.0
+SLACK_MS = 750.0
 """Between the deadline and the last byte on a busy two-core machine, the time of a retry by the balancer included."""
 
 LATE_STORE = ("store_unavailable", "stale_history")
