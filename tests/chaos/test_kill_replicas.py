@@ -23,18 +23,10 @@ BACK_WITHIN_S = 30.0
 SLACK_MS = 750.0
 """Between the deadline and the last byte on a busy two-core machine, the time of a retry by the balancer included."""
 
-LATE_STORE = ("store_unavailable", "stale_history")
-"""Nothing happens to the store here, so a history without it is one that its 100 ms limit cut off."""
-
 STATIONS = (
     *("preprocess", "embedding:0", "embedding:1", "sequence", "speculative", "foundation"),
     *("ranking:full", "ranking:light", "ingress"),
 )
-
-
-def is_late(reason: str) -> bool:
-    """Say whether a part was left out because it took too long, not because it was lost."""
-    return reason.startswith("not ready") or "did not answer within" in reason or reason in LATE_STORE
 
 
 async def station(traffic: WarmTraffic, name: str) -> DeploymentStatus:
@@ -71,9 +63,8 @@ async def test_a_killed_replica_costs_at_most_its_own_part(traffic: WarmTraffic,
     assert set(outcomes) <= {"ok", "degraded"}, details[:5]
     assert worst_ms <= DEADLINE_MS + SLACK_MS
     assert traffic.wrong(sent) == []
-    reasons = {mark: why for answer in answers if answer.body is not None for mark, why in answer.body.reasons.items()}
-    for mark, why in reasons.items():  # a successor that starts takes processor time from stations that are well
-        assert mark in {name, "deadline"} or is_late(why), f"{mark}: {why}"
+    marks = {mark: why for answer in answers if answer.body is not None for mark, why in answer.body.reasons.items()}
+    assert marks.keys() <= {name, "deadline"}, marks
     after = await traffic.load(RATE_PER_S, 1.0)
     last = [sample.answer.answer.outcome for sample in after.samples if sample.answer is not None]
     assert set(last) == {"ok"}, "whole again"
