@@ -1,12 +1,13 @@
-"""Publish-time calibration: a scale and an offset per pass and objective in logit space.
+"""Publish-time calibration: a scale and an offset per depth and objective in logit space.
 
-The network has no bias; this one affine map after it puts the passes, and so the tiers, on one scale, because their
-scores meet in one list and one auction. It is fitted on rows that training has not seen.
+The network has no bias; this one affine map after it puts the first pass and the exits, and so the tiers, on one scale,
+because their scores meet in one list and one auction. It is fitted on rows that training has not seen.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, Self, TypeAlias
+from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,46 +15,44 @@ import numpy.typing as npt
 from models.config import OBJECTIVES
 from models.source import Tensors, WeightSource, tensor
 
-Pass: TypeAlias = Literal["first", "full"]
-PASSES: Final[tuple[Pass, ...]] = ("first", "full")
 GROUP = "dense"
 _ROUNDS = 50
 _STEP_MIN = 1e-12
 
 
 class Calibration:
-    """Scale and offset of each pass.
+    """Scale and offset of each depth.
 
     Args:
-        parameters: pass -> float32 [2, O], scales and offsets.
+        parameters: depth, 0 for the first pass -> float32 [2, O], scales and offsets.
     """
 
-    def __init__(self, parameters: dict[Pass, npt.NDArray[np.float32]]) -> None:
+    def __init__(self, parameters: dict[int, npt.NDArray[np.float32]]) -> None:
         self._parameters = parameters
 
     @classmethod
-    def identity(cls) -> Self:
+    def identity(cls, depths: Iterable[int]) -> Self:
         """Return the calibration that changes nothing."""
-        return cls(
-            {
-                name: np.stack([np.ones(len(OBJECTIVES)), np.zeros(len(OBJECTIVES))]).astype(np.float32)
-                for name in PASSES
-            }
-        )
+        shape = (1, len(OBJECTIVES))
+        return cls({depth: np.concatenate([np.ones(shape), np.zeros(shape)]).astype(np.float32) for depth in depths})
 
     @classmethod
-    def from_weights(cls, source: WeightSource) -> Self:
-        """Read the calibration of a weights version."""
-        return cls({name: tensor(source, GROUP, f"calibration.{name}", np.float32) for name in PASSES})
+    def from_weights(cls, source: WeightSource, depths: Iterable[int]) -> Self:
+        """Read the calibration of the depths of a weights version.
 
-    def apply(self, logits: npt.NDArray[np.float32], which: Pass) -> npt.NDArray[np.float32]:
-        """Calibrate logits: float32 [C, O] -> float32 [C, O]."""
-        scale, offset = self._parameters[which]
+        Raises:
+            WeightsError: it has none for one of them.
+        """
+        return cls({depth: tensor(source, GROUP, f"calibration.{depth}", np.float32) for depth in depths})
+
+    def apply(self, logits: npt.NDArray[np.float32], depth: int) -> npt.NDArray[np.float32]:
+        """Calibrate the logits of one depth: float32 [C, O] -> float32 [C, O]."""
+        scale, offset = self._parameters[depth]
         return np.asarray(logits * scale + offset, np.float32)
 
     def tensors(self) -> Tensors:
         """Return the arrays under the names that ``from_weights`` reads."""
-        return {f"calibration.{name}": values for name, values in self._parameters.items()}
+        return {f"calibration.{depth}": values for depth, values in self._parameters.items()}
 
 
 def fit_platt(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from models.sizes import BlockSizes, LayerSizes, NetworkSizes
 from shared.config import Config
 
 Placement: TypeAlias = Literal["row_wise", "table_wise"]
@@ -16,7 +17,7 @@ TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 """How a shard looks up its rows, see ``models.embedding.shard_tables``."""
 CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
 
-WEIGHTS_FORMAT = 2
+WEIGHTS_FORMAT = 3
 """Counts up when code no longer reads what older code published; weights of another format are trained anew."""
 
 OBJECTIVES: tuple[str, str] = ("click", "conversion")
@@ -67,13 +68,15 @@ class RequestFeatureConfig(Config):
 
 
 class TierConfig(Config):
-    """One ranking tier.
+    """One ranking tier: an exit of the network.
 
     Args:
-        head_max: Candidates that get the full pass, the best of the first pass; 0: the first pass alone.
+        head_max: Candidates that get the tier's full pass, the best of the first pass; 0: the first pass alone.
+        num_layers: Interaction layers that the full pass runs before it takes the heads of that exit; None: all.
     """
 
     head_max: int = Field(ge=0)
+    num_layers: int | None = Field(None, ge=1, le=32)
 
 
 class EncoderConfig(Config):
@@ -119,6 +122,10 @@ class GroupConfig(Config):
         """Tokens that a layer gives."""
         return self.num_mlp_tokens + self.num_linear_tokens
 
+    def widened(self, ratio: float) -> GroupConfig:
+        """Return the group with every size multiplied by ``ratio``, rounded, at least 1."""
+        return GroupConfig(**{name: _scaled(size, ratio) for name, size in self})
+
 
 class RankerConfig(Config):
     """The whole ranker.
@@ -133,13 +140,18 @@ class RankerConfig(Config):
         num_dense_tokens: Tokens made of the request's dense features.
         dense_hidden_width: Hidden width of the network that makes them.
         encoder: History encoder.
-        request_group: Request-only token group.
+        request_ratio: Widens the request side of every module (request tokens, queries, mixtures, hidden widths, the
+            encoder's feed-forward network), whose cost is shared by all candidates of a request; 1: as the groups say.
+            The "RRR" of ROCS (arXiv 2607.27744).
+        bias: Whether linears have a bias and norms an offset; a model for comparison, Wukong Turbo has none.
+        request_group: Request-only token group, before ``request_ratio``.
         candidate_group: Candidate token group.
-        head_width: Hidden width of the heads.
+        head_width: Hidden width of each exit's heads.
         first_pass_width: Rank of the bilinear first pass.
         speculative_width: E.
         objective_weights: Weight of each objective in the combined value.
         tiers: Ranking tiers by name.
+        sizes: Sizes of every layer of a simplified model, in place of the groups'; None: as the groups say.
     """
 
     width: int = Field(32, ge=4)
@@ -172,6 +184,8 @@ class RankerConfig(Config):
     num_dense_tokens: int = Field(2, ge=1)
     dense_hidden_width: int = Field(32, ge=1)
     encoder: EncoderConfig = EncoderConfig()
+    request_ratio: float = Field(1.0, gt=0, le=64)
+    bias: bool = False
     request_group: GroupConfig = GroupConfig()
     candidate_group: GroupConfig = GroupConfig(num_mlp_tokens=2, num_linear_tokens=2)
     head_width: int = Field(64, ge=1)
@@ -179,8 +193,13 @@ class RankerConfig(Config):
     speculative_width: int = Field(16, ge=1)
     objective_weights: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(OBJECTIVES, 1.0))
     tiers: dict[str, TierConfig] = Field(
-        default_factory=lambda: {"light": TierConfig(head_max=0), "full": TierConfig(head_max=500)}
+        default_factory=lambda: {
+            "light": TierConfig(head_max=0),
+            "standard": TierConfig(head_max=500, num_layers=1),
+            "full": TierConfig(head_max=500),
+        }
     )
+    sizes: NetworkSizes | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -199,12 +218,73 @@ class RankerConfig(Config):
             raise ValueError(f"width must be a multiple of encoder.num_heads {self.encoder.num_heads}, is {self.width}")
         if set(self.objective_weights) != set(OBJECTIVES):
             raise ValueError(f"objective_weights must name {OBJECTIVES}, names {sorted(self.objective_weights)}")
+        for name, tier in self.tiers.items():
+            if tier.num_layers is not None and tier.num_layers > self.num_layers:
+                raise ValueError(
+                    f"tiers.{name}.num_layers must be at most num_layers {self.num_layers}, is {tier.num_layers}"
+                )
+        if self.sizes is not None and len(self.sizes.layers) != self.num_layers:
+            raise ValueError(f"sizes.layers must be num_layers {self.num_layers}, are {len(self.sizes.layers)}")
+        if self.sizes is not None and len(self.sizes.head_widths) != len(self.exits):
+            raise ValueError(f"sizes.head_widths must be one an exit {self.exits}, are {self.sizes.head_widths}")
         return self
 
     @property
     def num_objectives(self) -> int:
         """O."""
         return len(OBJECTIVES)
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Depths at which the network has heads, ascending; all layers are always one of them."""
+        inner = (tier.num_layers for tier in self.tiers.values() if tier.head_max and tier.num_layers)
+        return tuple(sorted({*inner, self.num_layers}))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths at which there are scores, ascending: 0, the first pass, and the exits."""
+        return (0, *self.exits)
+
+    def depth(self, tier: str) -> int:
+        """Return how many interaction layers score a tier's head; 0: the first pass alone.
+
+        Raises:
+            KeyError: there is no tier of that name.
+        """
+        found = self.tiers[tier]
+        return (found.num_layers or self.num_layers) if found.head_max else 0
+
+    @property
+    def request_side(self) -> GroupConfig:
+        """Request-only token group after ``request_ratio``."""
+        return self.request_group.widened(self.request_ratio)
+
+    @property
+    def layer_sizes(self) -> tuple[LayerSizes, ...]:
+        """Sizes of every layer."""
+        if self.sizes is not None:
+            return self.sizes.layers
+        request, candidate = self.request_side, self.candidate_group
+        summaries = self.encoder.num_summaries
+        feed_forward = _scaled(self.encoder.feed_forward_width, self.request_ratio)
+        layers = []
+        for index in range(self.num_layers):
+            num_request = request.num_tokens if index else self.num_request_inputs
+            num_candidate = candidate.num_tokens if index else self.num_candidate_inputs
+            layers.append(
+                LayerSizes(
+                    request=_block(request, num_request, num_request + request.num_queries + summaries),
+                    candidate=_block(candidate, num_candidate, num_candidate + candidate.num_queries),
+                    feed_forward_width=feed_forward,
+                )
+            )
+        return tuple(layers)
+
+    @property
+    def head_widths(self) -> dict[int, int]:
+        """Hidden width of the heads of each exit."""
+        widths = (self.head_width,) * len(self.exits) if self.sizes is None else self.sizes.head_widths
+        return dict(zip(self.exits, widths, strict=True))
 
     @property
     def num_request_inputs(self) -> int:
@@ -228,3 +308,21 @@ class RankerConfig(Config):
             KeyError: there is no table of that name.
         """
         return next(table for table in self.tables if table.name == name)
+
+
+def _scaled(size: int, ratio: float) -> int:
+    return max(round(size * ratio), 1)
+
+
+def _block(group: GroupConfig, num_inputs: int, num_seen: int) -> BlockSizes:
+    return BlockSizes(
+        num_inputs=num_inputs,
+        num_seen=num_seen,
+        num_queries=group.num_queries,
+        num_mixtures=group.num_mixtures,
+        num_mlp_tokens=group.num_mlp_tokens,
+        num_linear_tokens=group.num_linear_tokens,
+        hidden_width=group.hidden_width,
+        num_products_counted=num_seen * group.num_mixtures,
+        has_residual_map=num_inputs != group.num_tokens,
+    )

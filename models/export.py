@@ -29,7 +29,7 @@ def export_source(
         ranker: Tables and network.
         vocabularies: One of each table.
         catalog: Attributes of the items.
-        calibration: Scale and offset of each pass.
+        calibration: Scale and offset of each depth.
         version: Name of the source.
     """
     dense: Tensors = {

@@ -1,6 +1,8 @@
-"""Heads: tokens to logits and the speculative embedding; logits to probabilities and the combined value."""
+"""Heads of the exits: tokens to logits and the speculative embedding; logits to probabilities and combined value."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +28,12 @@ class FirstPass(nn.Module):
     def __init__(self, config: RankerConfig) -> None:
         super().__init__()
         self.shape = (config.num_objectives, config.first_pass_width)
-        self.norm = RMSNorm(config.width)
+        self.norm = RMSNorm(config.width, bias=config.bias)
+        num_request = config.layer_sizes[-1].request.num_tokens
         self.user = nn.Linear(
-            config.request_group.num_tokens * config.width, config.num_objectives * config.first_pass_width, bias=False
+            num_request * config.width, config.num_objectives * config.first_pass_width, bias=config.bias
         )
+        # Folded into the user vectors, where a bias has no place.
         num_inputs = len(config.candidate_features) * config.width + len(COUNTER_FEATURES)
         self.item = nn.Linear(num_inputs, config.first_pass_width, bias=False)
 
@@ -50,21 +54,20 @@ class FirstPass(nn.Module):
         return torch.einsum("cof,cf->co", layout.rows(users), torch.cat([flat, counters], dim=1))
 
 
-class Heads(nn.Module):
-    """The full pass's end: one hidden layer over candidate tokens, with the request's part as a contribution.
+class ExitHead(nn.Module):
+    """The heads of one exit: one hidden layer over candidate tokens, with the request's part as a contribution.
 
     Args:
         config: The ranker's configuration.
+        depth: Interaction layers before the exit.
     """
 
-    def __init__(self, config: RankerConfig) -> None:
+    def __init__(self, config: RankerConfig, depth: int) -> None:
         super().__init__()
-        num_candidate = config.candidate_group.num_tokens * config.width
-        num_request = config.request_group.num_tokens * config.width
-        self.cross = nn.Linear(num_request, config.head_width, bias=False)
-        self.hidden = nn.Linear(num_candidate, config.head_width, bias=False)
-        self.logits = nn.Linear(config.head_width, config.num_objectives, bias=False)
-        self.speculative = nn.Linear(config.head_width, config.speculative_width, bias=False)
+        sizes, hidden = config.layer_sizes[depth - 1], config.head_widths[depth]
+        self.cross = nn.Linear(sizes.request.num_tokens * config.width, hidden, bias=False)
+        self.hidden = nn.Linear(sizes.candidate.num_tokens * config.width, hidden, bias=config.bias)
+        self.logits = nn.Linear(hidden, config.num_objectives, bias=config.bias)
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Return the request's part of the hidden layer: [R, B, D] -> [B, hidden]."""
@@ -72,11 +75,36 @@ class Heads(nn.Module):
         return part
 
     def rank(self, tokens: Tensor, given: Tensor, layout: CandidateLayout) -> tuple[Tensor, Tensor]:
-        """Return logits [C, O] and the speculative embedding [C, E] in (-1, 1) of candidate tokens [N, C, D]."""
+        """Return logits [C, O] and the hidden layer [C, hidden] of candidate tokens [N, C, D]."""
         own = self.hidden(tokens.transpose(0, 1).flatten(1))
         hidden = functional.relu(own + layout.rows(given))
+        return self.logits(hidden), hidden
+
+
+class Heads(nn.Module):
+    """The heads of every exit, and the speculative embedding, which the deepest exit gives.
+
+    Args:
+        config: The ranker's configuration.
+    """
+
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__()
+        self.exits = nn.ModuleDict({str(depth): ExitHead(config, depth) for depth in config.exits})
+        self.speculative = nn.Linear(config.head_widths[config.num_layers], config.speculative_width, bias=config.bias)
+
+    def exit(self, depth: int) -> ExitHead:
+        """Return the heads after ``depth`` interaction layers.
+
+        Raises:
+            KeyError: there is no exit.
+        """
+        return cast(ExitHead, self.exits[str(depth)])
+
+    def embed(self, hidden: Tensor) -> Tensor:
+        """Return the speculative embedding [C, E] in (-1, 1) of the deepest exit's hidden layer [C, hidden]."""
         # Detached: what trains the embedding's own map must not steer the scores.
-        return self.logits(hidden), torch.tanh(self.speculative(hidden.detach()))
+        return torch.tanh(self.speculative(hidden.detach()))
 
 
 def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,7 +1,8 @@
 """RankingNetwork: the dense half of the ranker, from embeddings to logits, split into a request and a candidate side.
 
 ``encode`` computes all that no candidate changes, once a request; ``first_pass`` and ``full_pass`` index into it. So
-the cost of N candidates is ``N * candidate side + request side``.
+the cost of N candidates is ``N * candidate side + request side``. The candidate side may end after some layers, at an
+exit with heads of its own: that is what a tier is.
 """
 
 from __future__ import annotations
@@ -39,21 +40,19 @@ class RankingNetwork(nn.Module):
         self.config = config
         width = config.width
         self.dense = nn.Sequential(
-            nn.Linear(len(DENSE_FEATURES), config.dense_hidden_width, bias=False),
+            nn.Linear(len(DENSE_FEATURES), config.dense_hidden_width, bias=config.bias),
             nn.ReLU(),
-            nn.Linear(config.dense_hidden_width, config.num_dense_tokens * width, bias=False),
+            nn.Linear(config.dense_hidden_width, config.num_dense_tokens * width, bias=config.bias),
         )
         self.encoder = SequenceEncoder(config)
         self.counters = nn.Sequential(
-            nn.Linear(len(COUNTER_FEATURES), config.dense_hidden_width, bias=False),
+            nn.Linear(len(COUNTER_FEATURES), config.dense_hidden_width, bias=config.bias),
             nn.ReLU(),
-            nn.Linear(config.dense_hidden_width, width, bias=False),
+            nn.Linear(config.dense_hidden_width, width, bias=config.bias),
         )
         self.speculative = nn.Linear(config.speculative_width, width, bias=False)
         self.presence = nn.Parameter(torch.randn(NUM_LEVELS, width) * INIT_STD)
-        sizes = [(config.num_request_inputs, config.num_candidate_inputs)]
-        sizes += [(config.request_group.num_tokens, config.candidate_group.num_tokens)] * (config.num_layers - 1)
-        self.layers = nn.ModuleList(InteractionLayer(config, request, candidate) for request, candidate in sizes)
+        self.layers = nn.ModuleList(InteractionLayer(config, sizes) for sizes in config.layer_sizes)
         self.first = FirstPass(config)
         self.heads = Heads(config)
 
@@ -92,8 +91,9 @@ class RankingNetwork(nn.Module):
             history, summaries = layer.close(history, answers[:, :num_summaries])
             tokens, contributions = interaction.encode(tokens, answers[:, num_summaries:], summaries, keys, values)
             state.update(contributions.named(index))
+            if index + 1 in self.config.exits:
+                state[f"head{index + 1}"] = self.heads.exit(index + 1).encode(tokens)
         state["first"] = self.first.encode(tokens)
-        state["heads"] = self.heads.encode(tokens)
         return state
 
     def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
@@ -108,8 +108,9 @@ class RankingNetwork(nn.Module):
         speculative: Tensor | None,
         levels: Tensor | None,
         layout: CandidateLayout,
-    ) -> tuple[Tensor, Tensor]:
-        """Score C candidates with the whole network.
+        depth: int | None = None,
+    ) -> Tensor:
+        """Score C candidates with the first layers of the network and the heads after them.
 
         Args:
             state: User state of B requests.
@@ -118,17 +119,61 @@ class RankingNetwork(nn.Module):
             speculative: [C, E], zero where there is none; None: none for any candidate.
             levels: int64 [C], ``HitLevel``; None: ``NONE`` for all.
             layout: Which request each candidate belongs to.
+            depth: Interaction layers to run, one of the model's exits; None: all.
 
         Returns:
-            Logits [C, O] and the candidate's own speculative embedding [C, E].
+            Logits [C, O].
+
+        Raises:
+            KeyError: there is no exit of that depth.
         """
+        depth = self.config.num_layers if depth is None else depth
+        return self._exit(state, self._candidate_tokens(pooled, counters, speculative, levels), layout, depth)[0]
+
+    def all_exits(
+        self,
+        state: State,
+        pooled: Tensor,
+        counters: Tensor,
+        speculative: Tensor | None,
+        levels: Tensor | None,
+        layout: CandidateLayout,
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Score C candidates at every exit in one pass; arguments as in ``full_pass``.
+
+        Returns:
+            depth -> logits [C, O], and each candidate's own speculative embedding [C, E].
+        """
+        tokens = self._candidate_tokens(pooled, counters, speculative, levels)
+        logits: dict[int, Tensor] = {}
+        hidden = tokens
+        for index in range(self.config.num_layers):
+            tokens = self._layer(index, tokens, state, layout)
+            if index + 1 in self.config.exits:
+                head = self.heads.exit(index + 1)
+                logits[index + 1], hidden = head.rank(tokens, state[f"head{index + 1}"], layout)
+        return logits, self.heads.embed(hidden)
+
+    def embed(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
+        """Return the speculative embeddings [C, E] of candidates that have none yet; arguments as in ``full_pass``."""
+        tokens = self._candidate_tokens(pooled, counters, None, None)
+        return self.heads.embed(self._exit(state, tokens, layout, self.config.num_layers)[1])
+
+    def _exit(self, state: State, tokens: Tensor, layout: CandidateLayout, depth: int) -> tuple[Tensor, Tensor]:
+        """Run the layers before an exit and its heads: logits [C, O] and the hidden layer [C, hidden]."""
+        for index in range(depth):
+            tokens = self._layer(index, tokens, state, layout)
+        return self.heads.exit(depth).rank(tokens, state[f"head{depth}"], layout)
+
+    def _candidate_tokens(
+        self, pooled: Tensor, counters: Tensor, speculative: Tensor | None, levels: Tensor | None
+    ) -> Tensor:
         if speculative is None or levels is None:
             extra = self.presence[int(HitLevel.NONE)].expand(len(pooled), -1)
         else:
             extra = self.speculative(speculative) + functional.embedding(levels, self.presence)
-        tokens = torch.cat([pooled.transpose(0, 1), self.counters(counters)[None], extra[None]])
-        mask = state.get("mask")
-        for index, module in enumerate(self.layers):
-            tokens = cast(InteractionLayer, module).rank(tokens, Contributions.of(state, index), mask, layout)
-        logits, embedding = self.heads.rank(tokens, state["heads"], layout)
-        return logits, embedding
+        return torch.cat([pooled.transpose(0, 1), self.counters(counters)[None], extra[None]])
+
+    def _layer(self, index: int, tokens: Tensor, state: State, layout: CandidateLayout) -> Tensor:
+        layer = cast(InteractionLayer, self.layers[index])
+        return layer.rank(tokens, Contributions.of(state, index), state.get("mask"), layout)

@@ -155,8 +155,9 @@ class Oracle:
         keys = [id_key(candidate) for candidate in candidates]
         extra = self._speculative_tokens(len(candidates), spec_vectors, spec_levels)
         user_side = self._user_side(user, history, surface, as_of_s, cold_start)
-        first, full, _ = self._logits(pooled, self._counted(candidates), extra, user_side)
-        first_scores, full_scores = self._scores(first, "first"), self._scores(full, "full")
+        depth = self.config.depth(tier)
+        logits, _ = self._logits(pooled, self._counted(candidates), extra, user_side)
+        first_scores, full_scores = self._scores(logits[0], 0), self._scores(logits[depth], depth)
         first_values, full_values = self._values(first_scores), self._values(full_scores)
         by_first = sorted(range(len(keys)), key=lambda c: (-first_values[c], keys[c]))
         head_max = self.config.tiers[tier].head_max
@@ -182,7 +183,7 @@ class Oracle:
         """Return the speculative embedding of every candidate: float32 [C, E]."""
         extra = self._speculative_tokens(len(candidates), None, None)
         side = self._user_side(user, history, surface, as_of_s, False)
-        return self._logits(self._pool(candidates, set(), 1), self._counted(candidates), extra, side)[2].numpy()
+        return self._logits(self._pool(candidates, set(), 1), self._counted(candidates), extra, side)[1].numpy()
 
     # ------------------------------------------------------------------------------------------------ inputs
 
@@ -238,8 +239,7 @@ class Oracle:
         weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
         gaps = [max(as_of_s - int(time), 0) for time in history.timestamps_s[start:]]
         dense = torch.tensor(_dense_features(weights, gaps, history.num_total), dtype=torch.float32)
-        hidden = torch.relu(self._dense["network.dense.0.weight"] @ dense)
-        made = (self._dense["network.dense.2.weight"] @ hidden).view(-1, config.width)
+        made = self._linear("dense.2", torch.relu(self._linear("dense.0", dense))).view(-1, config.width)
         events = self._history_tokens(
             history.item_keys[start:][-num_events:], weights[-num_events:], gaps[-num_events:]
         )
@@ -270,34 +270,37 @@ class Oracle:
 
     def _logits(
         self, pooled: Tensor, counters: Tensor, extra: Tensor, user_side: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return first-pass logits, full-pass logits and speculative embeddings of all pairs, some pairs at a time."""
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the logits of every depth, 0 the first pass, and speculative embeddings, some pairs at a time."""
         some = [slice(begin, begin + _PAIRS_AT_ONCE) for begin in range(0, len(pooled), _PAIRS_AT_ONCE)]
         parts = [self._forward(pooled[pairs], counters[pairs], extra[pairs], *user_side) for pairs in some]
-        first, full, embedding = (torch.cat(part) for part in zip(*parts, strict=True))
-        return first, full, embedding
+        logits = {depth: torch.cat([part[0][depth] for part in parts]) for depth in self.config.depths}
+        return logits, torch.cat([part[1] for part in parts])
 
     @torch.inference_mode()
     def _forward(
         self, pooled: Tensor, counters: Tensor, extra: Tensor, user_tokens: Tensor, history: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[dict[int, Tensor], Tensor]:
         count = len(pooled)
         request = user_tokens.repeat(count, 1, 1)
         history = history.repeat(count, 1, 1)
         counted = self._linear("counters.2", torch.relu(self._linear("counters.0", counters)))
         candidate = torch.cat([pooled, counted[:, None], extra[:, None]], dim=1)
+        logits: dict[int, Tensor] = {}
         for layer in range(self.config.num_layers):
             history, key, value = self._encode(layer, history)
             summaries = history[:, : self.config.encoder.num_summaries]
             request, candidate = self._interact(layer, request, candidate, summaries, key, value)
+            if layer + 1 in self.config.exits:
+                name = f"heads.exits.{layer + 1}"
+                own = self._linear(f"{name}.hidden", candidate.flatten(1))
+                hidden = torch.relu(own + self._linear(f"{name}.cross", request.flatten(1)))
+                logits[layer + 1] = self._linear(f"{name}.logits", hidden)
         flat = self._norm("first.norm", request).flatten(1)
         users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
         item = self._linear("first.item", torch.cat([pooled.flatten(1), counters], dim=1))
-        first = (users * item[:, None]).sum(2)
-        hidden = torch.relu(
-            self._linear("heads.hidden", candidate.flatten(1)) + self._linear("heads.cross", request.flatten(1))
-        )
-        return first, self._linear("heads.logits", hidden), torch.tanh(self._linear("heads.speculative", hidden))
+        logits[0] = (users * item[:, None]).sum(2)
+        return logits, torch.tanh(self._linear("heads.speculative", hidden))
 
     def _encode(self, layer: int, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         name = f"encoder.layers.{layer}"
@@ -313,9 +316,10 @@ class Oracle:
         self, layer: int, request: Tensor, candidate: Tensor, summaries: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         name, own, other = f"layers.{layer}", f"layers.{layer}.request", f"layers.{layer}.candidate"
+        sizes = self.config.layer_sizes[layer]
         inputs = torch.cat([request, candidate], dim=1)
         queries = self._triangular(name, "query_tokens") @ inputs
-        num_own = self.config.request_group.num_queries
+        num_own = sizes.request.num_queries
         answers = []
         for part, group in ((queries[:, :num_own], own), (queries[:, num_own:], other)):
             attended = self._attend(self._linear(f"{group}.query", part), key, value)
@@ -324,17 +328,18 @@ class Oracle:
         tokens = torch.cat([own_tokens, candidate, answers[1]], dim=1)
         num_request = own_tokens.shape[1]
         mixtures = self._triangular(name, "mixtures") @ tokens
-        num_mixtures = self.config.request_group.num_mixtures
+        num_mixtures = sizes.request.num_mixtures
         # The whole X (X^T Y); the group mask keeps request rows with request mixtures and candidate rows with theirs.
         products = tokens @ mixtures.transpose(1, 2)
-        own_products = self._norm(f"{own}.norm_products", products[:, :num_request, :num_mixtures].flatten(1))
-        other_products = self._norm(f"{other}.norm_products", products[:, num_request:, num_mixtures:].flatten(1))
+        flat = products[:, :num_request, :num_mixtures].flatten(1), products[:, num_request:, num_mixtures:].flatten(1)
+        own_products = self._norm(f"{own}.norm_products", flat[0], sizes.request.num_products_counted)
+        other_products = self._norm(f"{other}.norm_products", flat[1], sizes.candidate.num_products_counted)
         own_hidden = torch.relu(self._linear(f"{own}.up", own_products))
         other_hidden = torch.relu(
             self._linear(f"{other}.up", other_products) + self._linear(f"{name}.cross_up", own_products)
         )
         linear = self._triangular(name, "linear") @ tokens
-        num_linear = self.config.request_group.num_linear_tokens
+        num_linear = sizes.request.num_linear_tokens
         return (
             self._close(own, request, own_hidden, linear[:, :num_linear]),
             self._close(other, candidate, other_hidden, linear[:, num_linear:]),
@@ -343,9 +348,11 @@ class Oracle:
     def _close(self, group: str, inputs: Tensor, hidden: Tensor, linear: Tensor) -> Tensor:
         mlp = self._linear(f"{group}.down", hidden).view(len(hidden), -1, self.config.width)
         residual = self._dense.get(f"network.{group}.residual")
-        return self._norm(
-            f"{group}.norm", torch.cat([mlp, linear], dim=1) + (inputs if residual is None else residual @ inputs)
-        )
+        carried = inputs if residual is None else residual @ inputs
+        made = torch.cat([mlp, linear], dim=1)
+        # Tokens beyond those that the two blocks make have the residual alone.
+        made = torch.cat([made, torch.zeros_like(carried[:, made.shape[1] :])], dim=1)
+        return self._norm(f"{group}.norm", made + carried)
 
     def _triangular(self, layer: str, name: str) -> Tensor:
         """Return a token map as one block lower triangular matrix over both groups."""
@@ -365,15 +372,23 @@ class Oracle:
         return torch.cat(heads, dim=2)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return x @ self._dense[f"network.{name}.weight"].T
+        out = x @ self._dense[f"network.{name}.weight"].T
+        bias = self._dense.get(f"network.{name}.bias")
+        return out if bias is None else out + bias
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + _NORM_EPSILON) * self._dense[f"network.{name}.weight"]
+    def _norm(self, name: str, x: Tensor, num_counted: int | None = None) -> Tensor:
+        """Normalise; a norm that counts more entries than there are has their share in its gain."""
+        width = x.shape[-1]
+        count = num_counted or width
+        gain = self._dense[f"network.{name}.weight"] / math.sqrt(count / width)
+        out = x / torch.sqrt((x * x).sum(-1, keepdim=True) / count + _NORM_EPSILON) * gain
+        bias = self._dense.get(f"network.{name}.bias")
+        return out if bias is None else out + bias
 
     # ------------------------------------------------------------------------------------------------ scores
 
-    def _scores(self, logits: Tensor, which: str) -> Floats:
-        scale, offset = self._dense[f"calibration.{which}"]
+    def _scores(self, logits: Tensor, depth: int) -> Floats:
+        scale, offset = self._dense[f"calibration.{depth}"]
         click, conversion = torch.sigmoid(logits * scale + offset).unbind(1)
         return torch.stack([click, click * conversion], dim=1).numpy()
 
@@ -411,7 +426,12 @@ def tolerance(config: RankerConfig) -> float:
     times, and a sigmoid damps the last step by 4. Measured errors are under a quarter of it.
     """
     length = max(
-        config.width * max(config.request_group.num_tokens, config.candidate_group.num_tokens),
+        *(
+            config.width * group.num_tokens
+            for sizes in config.layer_sizes
+            for group in (sizes.request, sizes.candidate)
+        ),
+        *(group.num_products for sizes in config.layer_sizes for group in (sizes.request, sizes.candidate)),
         config.history_length + config.encoder.num_summaries,
     )
     return float(64 * np.finfo(np.float32).eps * math.sqrt(length))

@@ -79,15 +79,18 @@ def random_weights(
             config, num_rows, item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
         )
         for parameter in ranker.parameters():
-            # Far from their initial values, so that no term is lost in the rounding of another.
-            parameter.data += 0.3 * torch.randn(parameter.shape)
-    scales = {
-        name: np.stack(
-            [random.uniform(0.8, 1.2, config.num_objectives), random.normal(0.0, 0.2, config.num_objectives)]
-        )
-        for name in ("first", "full")
-    }
-    calibration = Calibration({"first": scales["first"].astype(np.float32), "full": scales["full"].astype(np.float32)})
+            # Far from their initial values, so that no term is lost in the rounding of another; in wide layers less so,
+            # or the scores would all be 0 or 1.
+            fan_in = parameter.shape[-1] if parameter.dim() > 1 else 1
+            parameter.data += min(0.3, fan_in**-0.5) * torch.randn(parameter.shape)
+    calibration = Calibration(
+        {
+            depth: np.stack(
+                [random.uniform(0.8, 1.2, config.num_objectives), random.normal(0.0, 0.2, config.num_objectives)]
+            ).astype(np.float32)
+            for depth in config.depths
+        }
+    )
     source = export_source(ranker, vocabularies, catalog, calibration, version)
     length = min(config.history_length, num_items)
     history = UserHistory(

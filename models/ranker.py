@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from models.config import FeatureConfig, RankerConfig
 from models.embedding.tables import ReferenceTables
 from models.inputs import RequestInputs
-from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
 
 
@@ -116,27 +115,7 @@ class Ranker(nn.Module):
         rows = candidates.item_rows if feature.name == "item_id" else candidates.year_rows
         return self.tables.lookup(feature.table, rows)
 
-    def first_pass(self, state: State, pooled: Tensor, counters: Tensor, request_index: Tensor) -> Tensor:
-        """Score cheaply: pooled [C, F, D], counters [C, counters], request index int64 [C] -> logits [C, O]."""
-        return self.network.first_pass(state, pooled, counters, _layout(state, request_index))
-
-    def full_pass(
-        self,
-        state: State,
-        pooled: Tensor,
-        counters: Tensor,
-        request_index: Tensor,
-        speculative: Tensor | None = None,
-        levels: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Score with the whole network; see ``RankingNetwork.full_pass``."""
-        return self.network.full_pass(state, pooled, counters, speculative, levels, _layout(state, request_index))
-
 
 def event_table(config: RankerConfig, items: Tensor, item_genres: Tensor, genres: Tensor) -> Tensor:
     """Return the embedding of an item as an event: items [I, D], item_genres [I, G], genres [G, D] -> [I, D]."""
     return items + item_genres @ genres if config.encoder.genre_events else items
-
-
-def _layout(state: State, request_index: Tensor) -> CandidateLayout:
-    return CandidateLayout.of(request_index, len(state["heads"]))

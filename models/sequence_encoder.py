@@ -48,26 +48,27 @@ class EventEmbedding(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a position-wise network, normalised before each, without biases.
+    """Attention and a position-wise network, normalised before each.
 
     Keys and values of the encoded tokens are made once and read three times: by the summaries, and by the request and
     the candidate queries of the interaction layer.
 
     Args:
         config: The ranker's configuration.
+        hidden: Hidden width of the position-wise network.
     """
 
-    def __init__(self, config: RankerConfig) -> None:
+    def __init__(self, config: RankerConfig, hidden: int) -> None:
         super().__init__()
-        width, hidden = config.width, config.encoder.feed_forward_width
+        width, bias = config.width, config.bias
         self.num_summaries = config.encoder.num_summaries
-        self.norm_feed_forward = RMSNorm(width)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-        self.norm_out = RMSNorm(width)
-        self.key_value = nn.Linear(width, 2 * width, bias=False)
-        self.query = nn.Linear(width, width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
+        self.norm_feed_forward = RMSNorm(width, bias=bias)
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.norm_out = RMSNorm(width, bias=bias)
+        self.key_value = nn.Linear(width, 2 * width, bias=bias)
+        self.query = nn.Linear(width, width, bias=bias)
+        self.attention_out = nn.Linear(width, width, bias=bias)
 
     def transform(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Run the position-wise network and make what attention needs.
@@ -100,7 +101,7 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         self.events = EventEmbedding(config)
         self.summaries = nn.Parameter(torch.randn(config.encoder.num_summaries, config.width) * INIT_STD)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, sizes.feed_forward_width) for sizes in config.layer_sizes)
 
     def embed(
         self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, mask: Tensor | None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.segmented_topk import segmented_topk
 from models.arrays import tensor_view
-from models.calibration import Calibration, Pass
+from models.calibration import Calibration
 from models.config import OBJECTIVES, RankerConfig, TableBackend
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
@@ -229,7 +229,7 @@ class CandidateRanker:
             config, {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables}
         )
         self._objective_weights = np.array([config.objective_weights[name] for name in OBJECTIVES], np.float32)
-        self._calibration = Calibration.from_weights(source)
+        self._calibration = Calibration.from_weights(source, config.depths)
         self._cold_start = RequestEncoder(source).cold_start()
 
     @classmethod
@@ -275,7 +275,7 @@ class CandidateRanker:
             whole = _pad(candidates[0])
             layout = CandidateLayout.single(len(whole))
             first = self._network.first_pass(tensors, whole, _pad(candidates[1]), layout)
-        scores, values = self._score(first[: features.num_candidates], "first")
+        scores, values = self._score(first[: features.num_candidates], 0)
         head_max = self._config.tiers[tier].head_max
         keys = features.candidate_keys
         order = _best(values, keys, max(limit, head_max))
@@ -284,7 +284,9 @@ class CandidateRanker:
         full = np.zeros(features.num_candidates, np.bool_)
         levels = np.zeros(features.num_candidates, np.int8)
         if len(head):
-            head_scores, head_values, head_levels = self._full(tensors, candidates, head, speculative)
+            head_scores, head_values, head_levels = self._full(
+                tensors, candidates, head, speculative, self._config.depth(tier)
+            )
             scores[head], values[head], levels[head], full[head] = head_scores, head_values, head_levels, True
             ranked = head[_best(head_values, keys[head], len(head))]
             order = np.concatenate([ranked, order[head_max:]])
@@ -318,7 +320,7 @@ class CandidateRanker:
             rows_k = tensor_view(positions.astype(np.int64))
             chosen, counters = _pad(pooled[rows_k]), _pad(tensor_view(features.dense)[rows_k])
             layout = CandidateLayout.single(len(chosen))
-            _, embedding = self._network.full_pass(tensors, chosen, counters, None, None, layout)
+            embedding = self._network.embed(tensors, chosen, counters, layout)
         return embedding[: len(positions)].numpy()
 
     def _full(
@@ -327,6 +329,7 @@ class CandidateRanker:
         candidates: tuple[Tensor, Tensor],
         head: npt.NDArray[np.int64],
         speculative: SpeculativeEmbeddings | None,
+        depth: int,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
         chosen = tensor_view(head)
         vectors = levels = None
@@ -338,15 +341,15 @@ class CandidateRanker:
         with torch.inference_mode():
             pooled, counters = (_pad(part[chosen]) for part in candidates)
             layout = CandidateLayout.single(len(pooled))
-            logits, _ = self._network.full_pass(state, pooled, counters, vectors, levels, layout)
-        scores, values = self._score(logits[: len(head)], "full")
+            logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
+        scores, values = self._score(logits[: len(head)], depth)
         return scores, values, head_levels
 
-    def _score(self, logits: Tensor, which: Pass) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        scores = probabilities(self._calibration.apply(logits.numpy(), which))
+    def _score(self, logits: Tensor, depth: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        scores = probabilities(self._calibration.apply(logits.numpy(), depth))
         if not bool(np.isfinite(scores).all()):
             raise StageUnavailableError(
-                f"{which} pass gave {int((~np.isfinite(scores)).sum())} scores that are not finite", stage="ranking"
+                f"depth {depth} gave {int((~np.isfinite(scores)).sum())} scores that are not finite", stage="ranking"
             )
         return scores, combined_value(scores, self._objective_weights)
 

@@ -6,7 +6,8 @@ request half, like the request half of ``X^T Y`` and of the first linear of the 
 *contribution* that the request side computes once and the candidate side adds.
 
 Source: Wukong (arXiv 2403.02545) for the block; ROCS (arXiv 2607.27744) for the group mask and the attention at every
-layer. No bias in any map or norm, the "no-bias" rule of Meta's Adaptive Ranking Model blog.
+layer. No bias in any map or norm, the "no-bias" rule of Meta's Adaptive Ranking Model blog; with ``bias`` the channel
+maps and the norms have one, for comparison. Maps on the token axis never do.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.config import GroupConfig, RankerConfig
+from models.config import RankerConfig
 from models.layers.attention import attend_candidates
 from models.layers.layout import CandidateLayout
 from models.layers.norm import RMSNorm
+from models.sizes import BlockSizes, LayerSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +59,24 @@ class GroupBlock(nn.Module):
     """The maps of one token group from its own tokens.
 
     Args:
-        num_inputs: Tokens that enter.
-        num_seen: Tokens that the block mixes: those, and what the group has seen of the history.
-        group: Sizes.
+        sizes: Sizes.
         width: D.
+        bias: Whether channel maps and norms have one.
     """
 
-    def __init__(self, num_inputs: int, num_seen: int, group: GroupConfig, width: int) -> None:
+    def __init__(self, sizes: BlockSizes, width: int, bias: bool) -> None:
         super().__init__()
-        self.group = group
-        self.query_tokens = _token_map(group.num_queries, num_inputs)
-        self.query = nn.Linear(width, width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
-        self.mixtures = _token_map(group.num_mixtures, num_seen)
-        self.linear = _token_map(group.num_linear_tokens, num_seen)
-        self.residual = None if num_inputs == group.num_tokens else _token_map(group.num_tokens, num_inputs)
-        num_products = num_seen * group.num_mixtures
-        self.norm_products = RMSNorm(num_products)
-        self.up = nn.Linear(num_products, group.hidden_width, bias=False)
-        self.down = nn.Linear(group.hidden_width, group.num_mlp_tokens * width, bias=False)
-        self.norm = RMSNorm(width)
+        self.sizes = sizes
+        self.query_tokens = _token_map(sizes.num_queries, sizes.num_inputs)
+        self.query = nn.Linear(width, width, bias=bias)
+        self.attention_out = nn.Linear(width, width, bias=bias)
+        self.mixtures = _token_map(sizes.num_mixtures, sizes.num_seen)
+        self.linear = _token_map(sizes.num_linear_tokens, sizes.num_seen)
+        self.residual = _token_map(sizes.num_tokens, sizes.num_inputs) if sizes.has_residual_map else None
+        self.norm_products = RMSNorm(sizes.num_products, sizes.num_products_counted, bias)
+        self.up = nn.Linear(sizes.num_products, sizes.hidden_width, bias=bias)
+        self.down = nn.Linear(sizes.hidden_width, sizes.num_mlp_tokens * width, bias=bias)
+        self.norm = RMSNorm(width, bias=bias)
 
     def products(self, tokens: Tensor, mixtures: Tensor) -> Tensor:
         """Return the normalised, flattened X (X^T Y): [m, N, D] and [k, N, D] -> [N, m * k]."""
@@ -95,9 +95,12 @@ class GroupBlock(nn.Module):
         Returns:
             [tokens, N, D].
         """
-        mlp = self.down(functional.relu(hidden)).view(len(hidden), self.group.num_mlp_tokens, -1).transpose(0, 1)
+        mlp = self.down(functional.relu(hidden)).view(len(hidden), self.sizes.num_mlp_tokens, -1).transpose(0, 1)
         residual = inputs if self.residual is None else mix(self.residual, inputs)
-        out: Tensor = self.norm(torch.cat([mlp, linear]) + residual)
+        made = [mlp, linear]
+        if self.sizes.num_residual_tokens:
+            made.append(mlp.new_zeros(self.sizes.num_residual_tokens, *mlp.shape[1:]))
+        out: Tensor = self.norm(torch.cat(made) + residual)
         return out
 
 
@@ -106,23 +109,20 @@ class InteractionLayer(nn.Module):
 
     Args:
         config: The ranker's configuration.
-        num_request_inputs: Request tokens that enter.
-        num_candidate_inputs: Candidate tokens that enter.
+        sizes: Sizes of this layer.
     """
 
-    def __init__(self, config: RankerConfig, num_request_inputs: int, num_candidate_inputs: int) -> None:
+    def __init__(self, config: RankerConfig, sizes: LayerSizes) -> None:
         super().__init__()
-        request, candidate, width = config.request_group, config.candidate_group, config.width
+        request, candidate, width = sizes.request, sizes.candidate, config.width
         self.num_heads = config.encoder.num_heads
-        num_seen = num_request_inputs + request.num_queries + config.encoder.num_summaries
-        self.request = GroupBlock(num_request_inputs, num_seen, request, width)
-        self.candidate = GroupBlock(
-            num_candidate_inputs, num_candidate_inputs + candidate.num_queries, candidate, width
-        )
-        self.cross_query_tokens = _token_map(candidate.num_queries, num_request_inputs)
-        self.cross_mixtures = _token_map(candidate.num_mixtures, num_seen)
-        self.cross_linear = _token_map(candidate.num_linear_tokens, num_seen)
-        self.cross_up = nn.Linear(num_seen * request.num_mixtures, candidate.hidden_width, bias=False)
+        self.request = GroupBlock(request, width, config.bias)
+        self.candidate = GroupBlock(candidate, width, config.bias)
+        self.cross_query_tokens = _token_map(candidate.num_queries, request.num_inputs)
+        self.cross_mixtures = _token_map(candidate.num_mixtures, request.num_seen)
+        self.cross_linear = _token_map(candidate.num_linear_tokens, request.num_seen)
+        # No bias here or in the queries' request half: the candidate's own map adds it.
+        self.cross_up = nn.Linear(request.num_products, candidate.hidden_width, bias=False)
 
     def request_queries(self, tokens: Tensor) -> Tensor:
         """Return what the request group asks of the history: tokens [R, B, D] -> [B, queries, D]."""
@@ -151,7 +151,9 @@ class InteractionLayer(nn.Module):
         contributions = Contributions(
             keys=keys,
             values=values,
-            queries=self.candidate.query(mix(self.cross_query_tokens, tokens)).transpose(0, 1),
+            queries=functional.linear(mix(self.cross_query_tokens, tokens), self.candidate.query.weight).transpose(
+                0, 1
+            ),
             mixtures=mix(self.cross_mixtures, both).transpose(0, 1),
             linear=mix(self.cross_linear, both).transpose(0, 1),
             hidden=self.cross_up(products),

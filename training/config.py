@@ -33,16 +33,18 @@ class OptimizerConfig(Config):
 
 
 class LossConfig(Config):
-    """Weights of the parts of the loss; the full pass's click likelihood has 1.
+    """Weights of the parts of the loss; the deepest exit's click likelihood has 1.
 
     Args:
         conversion: Likelihood of a conversion given the click, on clicked rows.
         first_pass: The same two for the first pass.
+        inner_exits: The same two for each exit before the deepest.
         speculative: What a linear reading of the speculative embedding says; trains that head alone.
     """
 
     conversion: float = Field(1.0, ge=0)
     first_pass: float = Field(0.3, ge=0)
+    inner_exits: float = Field(0.3, ge=0)
     speculative: float = Field(0.1, ge=0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from models.calibration import PASSES, Calibration, Pass, fit_platt
+from models.calibration import Calibration, fit_platt
 from models.config import OBJECTIVES
 from models.heads import CLICK, CONVERSION, probabilities
 from models.layers.layout import CandidateLayout
@@ -27,8 +27,8 @@ from training.model import TrainedModel
 
 SplitName: TypeAlias = Literal["train", "valid", "test"]
 
-TIER_PASSES: dict[str, Pass] = {"light": "first", "full": "full"}
-"""Which pass gives a tier's scores."""
+Predictions: TypeAlias = dict[int, npt.NDArray[np.float32]]
+"""depth, 0 for the first pass -> logits float32 [N, O] of N rows, before calibration."""
 
 _BATCH_ROWS = 4096
 
@@ -49,38 +49,23 @@ class Evaluation(Config):
     objectives: dict[str, Metrics]
 
 
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """Logits of both passes on N rows, before calibration.
-
-    Args:
-        first: float32 [N, O].
-        full: float32 [N, O].
-    """
-
-    first: npt.NDArray[np.float32]
-    full: npt.NDArray[np.float32]
-
-    def of(self, which: Pass) -> npt.NDArray[np.float32]:
-        """Return the logits of one pass."""
-        return self.first if which == "first" else self.full
-
-
 @torch.inference_mode()
 def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: HistoryMode) -> Predictions:
-    """Score rows without speculative embeddings, in their order."""
+    """Score rows at every depth, without speculative embeddings, in their order."""
     ranker = model.ranker
     reader = HistoryReader(dataset.log, ranker.config.history_length, history_mode, align="right")
-    first, full = [], []
+    parts: dict[int, list[npt.NDArray[np.float32]]] = {depth: [] for depth in ranker.config.depths}
     for batch in request_batches(rows, reader, _BATCH_ROWS):
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         state = ranker.encode(RequestTensors.of(model.index.requests(batch)))
         candidates = model.index.candidates(batch.candidates, streaming=False)
         pooled = ranker.pool(candidates)
-        first.append(ranker.network.first_pass(state, pooled, candidates.counters, layout).numpy())
-        full.append(ranker.network.full_pass(state, pooled, candidates.counters, None, None, layout)[0].numpy())
+        logits, _ = ranker.network.all_exits(state, pooled, candidates.counters, None, None, layout)
+        logits[0] = ranker.network.first_pass(state, pooled, candidates.counters, layout)
+        for depth, values in logits.items():
+            parts[depth].append(values.numpy())
     nothing = np.zeros((0, len(OBJECTIVES)), np.float32)
-    return Predictions(np.concatenate([nothing, *first]), np.concatenate([nothing, *full]))
+    return {depth: np.concatenate([nothing, *found]) for depth, found in parts.items()}
 
 
 def evaluate(
@@ -96,14 +81,14 @@ def evaluate(
 
 
 def evaluate_all(model: TrainedModel, dataset: Dataset) -> list[Evaluation]:
-    """Measure both tiers on the test rows, as published and as served."""
+    """Measure every tier, the deepest first, on the test rows, as published and as served."""
+    config = model.ranker.config
+    tiers = sorted(config.tiers, key=config.depth, reverse=True)
     modes: tuple[HistoryMode, ...] = ("pub", "strict")
     evaluations = []
     for mode in modes:
         predictions = predict(model, dataset, dataset.split.test, mode)
-        evaluations += [
-            _measure(model, dataset.split.test, predictions, "test", mode, tier) for tier in ("full", "light")
-        ]
+        evaluations += [_measure(model, dataset.split.test, predictions, "test", mode, tier) for tier in tiers]
     return evaluations
 
 
@@ -136,13 +121,13 @@ def calibrate(model: TrainedModel, dataset: Dataset) -> TrainedModel:
 
 
 def fit_calibration(predictions: Predictions, rows: Rows) -> Calibration:
-    """Fit scale and offset of each pass and objective; the conversion's on clicked rows, as it is trained."""
-    parameters: dict[Pass, npt.NDArray[np.float32]] = {}
-    for which in PASSES:
-        logits = predictions.of(which).astype(np.float64)
+    """Fit scale and offset of each depth and objective; the conversion's on clicked rows, as it is trained."""
+    parameters: dict[int, npt.NDArray[np.float32]] = {}
+    for depth, predicted in predictions.items():
+        logits = predicted.astype(np.float64)
         click = fit_platt(logits[:, CLICK], rows.click)
         conversion = fit_platt(logits[rows.click, CONVERSION], rows.conversion[rows.click])
-        parameters[which] = np.array([click, conversion], np.float32).T.copy()
+        parameters[depth] = np.array([click, conversion], np.float32).T.copy()
     return Calibration(parameters)
 
 
@@ -174,8 +159,8 @@ def show_evaluations(evaluations: list[Evaluation], console: Console, title: str
 def _measure(
     model: TrainedModel, rows: Rows, predictions: Predictions, split: SplitName, mode: HistoryMode, tier: str
 ) -> Evaluation:
-    which = TIER_PASSES[tier]
-    chance = probabilities(model.calibration.apply(predictions.of(which), which))
+    depth = model.ranker.config.depth(tier)
+    chance = probabilities(model.calibration.apply(predictions[depth], depth))
     labels = {"click": rows.click, "conversion": rows.conversion}
     objectives = {
         name: Metrics.of(chance[:, column], labels[name], rows.user_index) for column, name in enumerate(OBJECTIVES)

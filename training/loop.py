@@ -72,12 +72,14 @@ class Trainer:
         pooled = self._ranker.pool(candidates)
         vectors = None if answer is None else torch.from_numpy(answer.vectors)
         levels = None if answer is None else torch.from_numpy(answer.levels)
-        logits, embedding = network.full_pass(state, pooled, candidates.counters, vectors, levels, layout)
+        exits, embedding = network.all_exits(state, pooled, candidates.counters, vectors, levels, layout)
         labels = _labels(batch.candidates)
-        click, conversion = _losses(logits, labels)
+        *inner, deepest = exits.values()
+        click, conversion = _losses(deepest, labels)
         weights = self._config.loss
         loss = click + weights.conversion * conversion
         for share, other in (
+            *((weights.inner_exits, logits) for logits in inner),
             (weights.first_pass, network.first_pass(state, pooled, candidates.counters, layout)),
             (weights.speculative, self._probe(embedding)),
         ):
@@ -117,7 +119,7 @@ class Trainer:
         requests, candidates = self._inputs(stale, hide=False)
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         state, pooled = self._ranker.encode(requests), self._ranker.pool(candidates)
-        _, embedding = self._ranker.network.full_pass(state, pooled, candidates.counters, None, None, layout)
+        embedding = self._ranker.network.embed(state, pooled, candidates.counters, layout)
         groups = self._index.groups(batch.candidates.item_id)
         return cache_answer(embedding.numpy(), batch, groups, self._config.speculative, self._random)
 
@@ -144,7 +146,7 @@ def train(config: TrainConfig, dataset: Dataset, progress: TrainProgress | None 
         if progress is not None:
             progress.step(report)
     ranker.eval()
-    model = TrainedModel(ranker, index, Calibration.identity())
+    model = TrainedModel(ranker, index, Calibration.identity(config.model.depths))
     return calibrate(model, dataset)
 
 

@@ -21,7 +21,7 @@ class TrainedModel:
     Args:
         ranker: Tables and network.
         index: Table rows of the data set.
-        calibration: Scale and offset of each pass.
+        calibration: Scale and offset of each depth.
     """
 
     ranker: Ranker
@@ -37,7 +37,8 @@ class TrainedModel:
         """
         ranker = import_ranker(source)
         vocabularies = {table.name: Vocabulary.from_weights(source, table.name) for table in ranker.config.tables}
-        return cls(ranker, DatasetIndex.build(ranker.config, dataset, vocabularies), Calibration.from_weights(source))
+        calibration = Calibration.from_weights(source, ranker.config.depths)
+        return cls(ranker, DatasetIndex.build(ranker.config, dataset, vocabularies), calibration)
 
     def source(self) -> MemorySource:
         """Return the groups and documents that serve this model."""

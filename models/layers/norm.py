@@ -1,4 +1,4 @@
-"""RMS normalisation without a bias."""
+"""RMS normalisation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ class RMSNorm(nn.Module):
 
     Args:
         width: Size of the last axis.
+        num_counted: What the sum of squares is divided by; None: ``width``. More than ``width`` where entries were
+            removed that count as zeros: with S their sum of squares, ``x / sqrt(S / counted + epsilon)`` equals
+            ``x / sqrt(S / width + epsilon * counted / width)`` times ``sqrt(counted / width)``; the gain carries that
+            last factor, so that the products cost no extra step.
+        bias: Whether there is an offset.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, num_counted: int | None = None, bias: bool = False) -> None:
         super().__init__()
+        self.epsilon = EPSILON * (num_counted or width) / width
         self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise: [.., width] -> [.., width]."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
+        out = functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return out if self.bias is None else out + self.bias

@@ -27,7 +27,12 @@ from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory
 
 _STAMP = Stamp("r", "random", "test", "0", 0.0)
-_CONFIG = TINY.model_copy(update={"tiers": {"light": TierConfig(head_max=0), "full": TierConfig(head_max=9)}})
+_TIERS = {
+    "light": TierConfig(head_max=0),
+    "standard": TierConfig(head_max=12, num_layers=1),
+    "full": TierConfig(head_max=9),
+}
+_CONFIG = TINY.model_copy(update={"tiers": _TIERS})
 _NOW_S = 100_000
 
 
@@ -95,7 +100,9 @@ _CANDIDATES = st.lists(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(_CANDIDATES, st.sampled_from([0, 1, 5, 6, 30]), st.integers(0, 99), st.sampled_from(["full", "light"]))
+@given(
+    _CANDIDATES, st.sampled_from([0, 1, 5, 6, 30]), st.integers(0, 99), st.sampled_from(["full", "standard", "light"])
+)
 def test_stations_equal_the_oracle(world: _World, candidates: list[Any], length: int, seed: int, tier: str) -> None:
     history = _history(length, seed)
     speculative = _speculative(len(candidates), world.config.speculative_width, seed)
@@ -103,6 +110,17 @@ def test_stations_equal_the_oracle(world: _World, candidates: list[Any], length:
     ranking = world.rank(candidates, history, speculative, tier, limit=10)
     assert compare(answer, ranking, world.tolerance) == []
     assert not ranking.cold_start
+
+
+@pytest.mark.parametrize(
+    "changes", [{"request_ratio": 1.5}, {"bias": True}, {"num_layers": 3}, {"num_layers": 1}], ids=str
+)
+def test_other_models_equal_the_oracle(changes: dict[str, Any]) -> None:
+    other = _World(_CONFIG.model_copy(update=changes))
+    candidates: list[EntityId] = list(range(1, 25))
+    for tier in other.config.tiers:
+        answer = other.oracle.rank(3, candidates, _history(6), "web", _NOW_S, tier, 20)
+        assert compare(answer, other.rank(candidates, _history(6), tier=tier, limit=20), other.tolerance) == []
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
@@ -116,10 +134,10 @@ def test_any_number_of_shards_gives_the_same_bits(world: _World, num_shards: int
 
 @pytest.fixture(scope="module")
 def served() -> _World:
-    return _World(RankerConfig(tiers={"light": TierConfig(head_max=0), "full": TierConfig(head_max=100)}))
+    return _World(RankerConfig())
 
 
-@pytest.mark.parametrize("tier", ["light", "full"])
+@pytest.mark.parametrize("tier", ["light", "standard", "full"])
 def test_the_bits_of_a_score_do_not_depend_on_the_other_candidates(served: _World, tier: str) -> None:
     whole = served.rank(list(range(1, 41)), _history(4), tier=tier)
     score_of = dict(zip((whole.order + 1).tolist(), whole.scores, strict=True))
@@ -206,7 +224,7 @@ def test_read_only_inputs_are_served(world: _World) -> None:
 
 
 def test_unknown_tier_is_refused(world: _World) -> None:
-    with pytest.raises(InvalidRequestError, match=r"tier must be one of \['full', 'light'\], is 'huge'"):
+    with pytest.raises(InvalidRequestError, match=r"tier must be one of \['full', 'light', 'standard'\], is 'huge'"):
         world.rank([1], _history(1), tier="huge")
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from models.calibration import Calibration, fit_platt
 from tests.helpers.tiny_dataset import tiny_dataset
-from training.evaluate import Evaluation, Predictions, fit_calibration, show_evaluations
+from training.evaluate import Evaluation, fit_calibration, show_evaluations
 from training.metrics import Metrics
 
 
@@ -41,16 +41,17 @@ def test_calibrated_means_are_the_base_rates() -> None:
     rows = tiny_dataset().split.valid
     random = np.random.default_rng(1)
     logits = random.normal(1.0, 2.0, (len(rows), 2)).astype(np.float32)
-    calibration = fit_calibration(Predictions(logits, logits[::-1].copy()), rows)
-    for which, values in (("first", logits), ("full", logits[::-1])):
-        chance = 1 / (1 + np.exp(-calibration.apply(values, which)))  # type: ignore[arg-type]
+    predictions = {0: logits, 2: logits[::-1].copy()}
+    calibration = fit_calibration(predictions, rows)
+    for depth, values in predictions.items():
+        chance = 1 / (1 + np.exp(-calibration.apply(values, depth)))
         assert chance[:, 0].mean() == pytest.approx(rows.click.mean(), abs=1e-3)
         assert chance[rows.click, 1].mean() == pytest.approx(rows.conversion[rows.click].mean(), abs=1e-3)
 
 
 def test_identity_changes_nothing() -> None:
     logits = np.array([[1.0, -2.0]], np.float32)
-    np.testing.assert_array_equal(Calibration.identity().apply(logits, "full"), logits)
+    np.testing.assert_array_equal(Calibration.identity([0, 2]).apply(logits, 2), logits)
 
 
 def test_table_shows_every_objective() -> None:

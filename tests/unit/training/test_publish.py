@@ -42,11 +42,12 @@ def test_read_back_it_predicts_the_same(model: TrainedModel, reader: WeightReade
     again = TrainedModel.from_weights(reader, tiny_dataset())
     rows = tiny_dataset().split.test.select(slice(0, 300))
     expected, found = (predict(m, tiny_dataset(), rows, "strict") for m in (model, again))
-    np.testing.assert_array_equal(found.first, expected.first)
-    np.testing.assert_array_equal(found.full, expected.full)
-    np.testing.assert_array_equal(
-        again.calibration.apply(found.full, "full"), model.calibration.apply(expected.full, "full")
-    )
+    assert set(found) == set(expected) == {0, 1, 2}
+    for depth, values in expected.items():
+        np.testing.assert_array_equal(found[depth], values)
+        np.testing.assert_array_equal(
+            again.calibration.apply(found[depth], depth), model.calibration.apply(values, depth)
+        )
 
 
 def test_documents_say_what_it_is(reader: WeightReader) -> None:
@@ -94,5 +95,5 @@ def test_published_stations_equal_the_oracle_and_training(model: TrainedModel, r
     assert compare(answer, ranking, tolerance(TINY)) == []
     # The first test row is the golden request's first candidate: training's own path must say the same of it.
     trained = predict(model, dataset, dataset.split.test.select(slice(0, 1)), "strict")
-    chance = 1 / (1 + np.exp(-model.calibration.apply(trained.full, "full")[0, 0]))
+    chance = 1 / (1 + np.exp(-model.calibration.apply(trained[2], 2)[0, 0]))
     assert ranking.scores[ranking.order.tolist().index(0), 0] == pytest.approx(chance, abs=tolerance(TINY))
