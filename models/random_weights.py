@@ -36,12 +36,18 @@ TINY = RankerConfig(
 
 
 def random_weights(
-    config: RankerConfig = TINY, num_items: int = 40, num_users: int = 20, seed: int = 0, version: str = "random"
+    config: RankerConfig = TINY,
+    num_items: int = 40,
+    num_users: int = 20,
+    seed: int = 0,
+    version: str = "random",
+    *,
+    golden: bool = True,
 ) -> MemorySource:
     """Return a weight source with random weights.
 
     Items have the ids 1 to ``num_items``, with 0 to 3 genres of ``GENRES`` and a year from 1990 on; users 1 to
-    ``num_users``; surfaces are ``ml-1m`` and ``web``. A golden request is among them.
+    ``num_users``; surfaces are ``ml-1m`` and ``web``.
 
     Args:
         config: Sizes.
@@ -49,6 +55,8 @@ def random_weights(
         num_users: Users of the vocabulary.
         seed: Every array is a function of it.
         version: Name of the source.
+        golden: Whether to add a golden request, which the oracle answers pair by pair: seconds to minutes for a large
+            model. Services refuse weights without one.
     """
     random = np.random.default_rng(seed)
     items = np.arange(1, num_items + 1, dtype=np.int64)
@@ -92,6 +100,8 @@ def random_weights(
         }
     )
     source = export_source(ranker, vocabularies, catalog, calibration, version)
+    if not golden:
+        return source
     length = min(config.history_length, num_items)
     history = UserHistory(
         item_keys=random.permutation(items)[:length],
