@@ -1,0 +1,123 @@
+"""Which implementation of an operator runs: named by the caller, checked once, never replaced by another."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Backend: TypeAlias = Literal["reference", "torch", "native", "triton"]
+"""``reference``: plain torch in float32, the truth. ``torch``: stock torch at its fastest on a CPU. ``native``: the
+C++ library of ``kernels.native``. ``triton``: a GPU, or a CPU when ``TRITON_INTERPRET=1`` was set before the import."""
+
+Activation: TypeAlias = Literal["none", "relu"]
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class BackendUnavailableError(RuntimeError):
+    """The backend that was asked for cannot run here; the message says what is missing."""
+
+
+def check_choice(field: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a value that is not one of the allowed names.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in allowed:
+        raise ValueError(f"{field} must be one of {', '.join(allowed)}, is {value!r}")
+
+
+def check_tensor(
+    field: str, tensor: Tensor, shape: Sequence[int | None], dtypes: Sequence[torch.dtype] = FLOAT_DTYPES
+) -> None:
+    """Refuse a tensor of the wrong shape or dtype.
+
+    Args:
+        field: Its name in the message.
+        tensor: The tensor.
+        shape: Wanted sizes, None where any size will do.
+        dtypes: Allowed types.
+
+    Raises:
+        ValueError: a rule is broken.
+    """
+    sizes = tuple(tensor.shape)
+    fits = len(sizes) == len(shape) and all(w is None or s == w for s, w in zip(sizes, shape, strict=True))
+    if not fits or tensor.dtype not in dtypes:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        found = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"{field} must be {names} [{wanted}], is {found} {list(sizes)}")
+
+
+def check_index(field: str, index: Tensor | None, length: int, limit: int, device: torch.device) -> None:
+    """Refuse a request index that does not fit.
+
+    Values are checked where that costs nothing; on a GPU a check would wait for the device, and the caller answers for
+    them.
+
+    Args:
+        field: Its name in the message.
+        index: int32 or int64 [length] in ``[0, limit)``, or None, which is right for a single request only.
+        length: Number of candidates.
+        limit: Number of requests.
+        device: Where the other tensors are.
+
+    Raises:
+        ValueError: a rule is broken.
+    """
+    if index is None:
+        if limit != 1:
+            raise ValueError(f"{field} may be None for one request only, there are {limit}")
+        return
+    check_tensor(field, index, (length,), (torch.int32, torch.int64))
+    if index.device != device:
+        raise ValueError(f"{field} must be on {device}, is on {index.device}")
+    if device.type == "cpu" and length > 0:
+        least, most = int(index.min()), int(index.max())
+        if least < 0 or most >= limit:
+            raise ValueError(f"{field} must be in [0, {limit}), holds {least} to {most}")
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels are interpreted on the CPU, as ``TRITON_INTERPRET`` said when triton was imported."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "on", "y", "yes"}
+
+
+def require_triton(tensor: Tensor) -> None:
+    """Refuse to run a Triton kernel on this tensor's device if that is impossible.
+
+    Raises:
+        BackendUnavailableError: triton is not installed, or the tensor is not on a GPU and nothing is interpreted.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise BackendUnavailableError("backend 'triton' needs the package triton, which is not installed")
+    if tensor.device.type != "cuda" and not interpreting():
+        raise BackendUnavailableError(
+            f"backend 'triton' needs tensors on a GPU, they are on {tensor.device}; "
+            "TRITON_INTERPRET=1 set before the start interprets kernels on a CPU"
+        )
+
+
+def native_library(tensor: Tensor) -> Any:
+    """Return ``kernels.native``, ready to be called with tensors like this one.
+
+    Raises:
+        BackendUnavailableError: the library is not built, cannot run on this CPU, or the tensor is elsewhere.
+    """
+    if tensor.device.type != "cpu":
+        raise BackendUnavailableError(f"backend 'native' runs on CPUs, the tensors are on {tensor.device}")
+    if importlib.util.find_spec("kernels.native") is None:
+        raise BackendUnavailableError("backend 'native' needs kernels.native, which is not part of this installation")
+    native = importlib.import_module("kernels.native")
+    status = native.status()
+    if not status.available:
+        raise BackendUnavailableError(f"backend 'native' cannot run here: {status.reason}")
+    return native

@@ -1,0 +1,1 @@
+"""What Triton kernels share. Importing this package does not import triton; its modules do."""
