@@ -20,7 +20,9 @@ from services.speculative.config import FoundationConfig, SpeculativeConfig
 from shared.config import Config, load_config
 from shared.userlog import EmbeddedStoreConfig, StoreConfig, UserLogConfig
 
-Transport: TypeAlias = Literal["reference", "value"]
+Transport: TypeAlias = Literal["reference", "value", "by_size"]
+"""``by_size``: by value up to ``ray.inline_bytes_max``, by reference above; decided for each request."""
+
 MeshName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 
 DEFAULT_PATH = Path("configs/serve/local.yaml")
@@ -30,14 +32,14 @@ PORTS_PER_MESH = 64
 """A mesh uses the ports from ``http.port`` up to this many."""
 
 EDGES: dict[str, Transport] = {
-    "preprocess.extract": "reference",  # features: 31 KB at 500 candidates, over 64 KB from about 1,000
-    "sequence.encode": "reference",  # user state: the model decides its size, 60 KB and more
-    "sequence.append": "value",  # events and three counts: gRPC takes half the time of a reference
-    "embedding.lookup": "reference",  # rows: 70 KB a shard at 500 candidates, the largest of all
-    "speculative.lookup": "reference",  # 32 KB at 500 candidates, over 64 KB from 1,000
-    "speculative.fill": "reference",  # 10 KB at 128 pairs, but width and pairs are for the model and the file to say
-    "foundation.precompute": "reference",  # reads features, state and rows where they are
-    "ranking.rank": "reference",  # reads tensors; only a by-reference call can take them from where they are
+    "preprocess.extract": "by_size",  # features: 31 KB at 500 candidates
+    "sequence.encode": "by_size",  # user state: the model decides its size; 30 KB with the small one
+    "sequence.append": "value",  # events and three counts
+    "embedding.lookup": "by_size",  # rows: up to 64 KB a shard at 500 candidates, the largest of all
+    "speculative.lookup": "by_size",  # 32 KB at 500 candidates
+    "speculative.fill": "by_size",  # 10 KB at 128 pairs; width and pairs are for the model and the file to say
+    "foundation.precompute": "by_size",  # takes features, state and rows
+    "ranking.rank": "by_size",  # takes all of them; only a by-reference call can take large ones from where they are
 }
 """Transport of each call, ``<station>.<method>``; a method that is not named goes by value."""
 

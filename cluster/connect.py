@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from cluster.config import EDGES, MeshConfig
+from cluster.config import EDGES, MeshConfig, Transport
 from cluster.handles import RayHandle
 from services.ingress.job import Stations
 
@@ -19,7 +19,10 @@ def connect_stations(config: MeshConfig, handles: Mapping[str, DeploymentHandle[
         config: Says how each call travels.
         handles: Station name, e.g. ``embedding:1`` -> its Serve handle.
     """
-    wrapped = {name: RayHandle(name, handle, _by_reference(config, name)) for name, handle in handles.items()}
+    wrapped = {
+        name: RayHandle(name, handle, _transports(config, name), config.ray.inline_bytes_max)
+        for name, handle in handles.items()
+    }
     return Stations(
         preprocess=wrapped["preprocess"],
         sequence=wrapped["sequence"],
@@ -30,7 +33,7 @@ def connect_stations(config: MeshConfig, handles: Mapping[str, DeploymentHandle[
     )
 
 
-def _by_reference(config: MeshConfig, station: str) -> frozenset[str]:
+def _transports(config: MeshConfig, station: str) -> dict[str, Transport]:
     prefix = f"{station.partition(':')[0]}."
     methods = [edge.removeprefix(prefix) for edge in EDGES if edge.startswith(prefix)]
-    return frozenset(method for method in methods if config.transport(station, method) == "reference")
+    return {method: config.transport(station, method) for method in methods}

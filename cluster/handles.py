@@ -1,8 +1,8 @@
 """``shared.handle`` over Ray Serve: pending results that can be passed on, watched, asked why they failed, cancelled.
 
-A call travels by reference (actor RPC: the result stays with Ray, and only who awaits it gets it) or by value (gRPC:
-half the time for small messages). Read in the source of Ray 2.60 and confirmed by experiment, see
-docs/decisions/0003-transport.md:
+A call travels by reference (actor RPC: the result stays with Ray, and only who awaits it gets it) or by value (gRPC: a
+third of the processor time for small messages), as its edge says or as the size of its messages asks. Read in the
+source of Ray 2.60 and confirmed by experiment, see docs/decisions/0003-transport.md:
 
 * ``ObjectRef._ready`` tells that a result exists without moving it here, but not whether it is an error. An error
   report is a few kilobytes and always travels inside Ray's messages; a result that went to shared memory is a value.
@@ -20,13 +20,14 @@ docs/decisions/0003-transport.md:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeAlias
 
 import ray.experimental
 from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from cluster.config import Transport
 from cluster.failures import as_rankmesh_error
 from shared.errors import RankMeshError, StageUnavailableError
 
@@ -43,7 +44,8 @@ class RayHandle:
     Args:
         name: Deployment name as the stations know it, e.g. ``embedding:1``.
         handle: Its Serve handle.
-        by_reference: Methods that travel by reference; all others go by value.
+        transports: Method -> how it travels; a method that is not named goes by value.
+        value_bytes_max: Largest payload of a ``by_size`` call that goes by value; one of unknown size does not.
         bytes_of: Tells the size of a result without fetching it.
     """
 
@@ -51,13 +53,15 @@ class RayHandle:
         self,
         name: str,
         handle: DeploymentHandle[Any],
-        by_reference: frozenset[str],
+        transports: Mapping[str, Transport],
+        value_bytes_max: int,
         bytes_of: BytesOf | None = None,
     ) -> None:
         self._name = name
         self._handle = handle
         self._methods = {True: handle.options(_by_reference=True), False: handle.options(_by_reference=False)}
-        self._by_reference = by_reference
+        self._transports = transports
+        self._value_bytes_max = value_bytes_max
         self._bytes_of = bytes_of or object_bytes
 
     @property
@@ -65,17 +69,23 @@ class RayHandle:
         """Name of the deployment."""
         return self._name
 
-    def call(self, method: str, *args: object) -> RayCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> RayCall:
         """Start ``method`` on one live replica; needs a running event loop.
 
         Pending results among the arguments are passed on unawaited when they and this call travel by reference.
         """
-        by_reference = method in self._by_reference
+        by_reference = self._goes_by_reference(method, payload_bytes)
         refusal = None
         if _has_lost_all_replicas(self._handle):
             refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
         bound = getattr(self._methods[by_reference], method)
         return RayCall(self._name, bound, args, by_reference, self._bytes_of, refusal)
+
+    def _goes_by_reference(self, method: str, payload_bytes: int | None) -> bool:
+        transport = self._transports.get(method, "value")
+        if transport == "by_size":
+            return payload_bytes is None or payload_bytes > self._value_bytes_max
+        return transport == "reference"
 
 
 class RayCall:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -37,6 +39,13 @@ if TYPE_CHECKING:
     from shared.schema.user import EncodeTask, UserState
 
 
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+START_NICENESS = 10
+"""Priority of a start: a tenth of the share of a replica that serves, so that a start under overload still ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a replica is told about the mesh it belongs to; travels by pickle.
@@ -58,21 +67,20 @@ class Place:
         return WeightStore(self.weights_url).open(self.version)
 
 
-def import_quietly(module: str) -> None:
-    """Import a module at the lowest priority, so that a successor's start takes no time from those that serve.
+def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """Run work at a low priority, so that a successor's start takes no time from the replicas that serve.
 
-    Torch costs 2 s of a core. Niceness is a property of a thread on Linux and can only be raised without privileges, so
-    the import has a thread of its own; what runs later in this process is as fast as ever. A module that does not
-    import says so when its importer runs.
+    Importing torch, loading weights and the golden request cost seconds of a core. Niceness is a property of a thread
+    on Linux and can only be raised without privileges, so the work has a thread of its own; what runs later in this
+    process is as fast as ever. It counts because replicas themselves run at normal priority (``RAY_worker_niceness``).
     """
 
-    def work() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        importlib.import_module(module)
+    def start() -> ResultT:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), START_NICENESS)
+        return work(*args, **kwargs)
 
-    thread = threading.Thread(target=work, name="imports")
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1, thread_name_prefix="quietly") as thread:
+        return thread.submit(start).result()
 
 
 class Station:
@@ -133,7 +141,7 @@ class Embedding(Station):
     """``embedding:<shard>``."""
 
     def __init__(self, place: Place, shard: int) -> None:
-        import_quietly("models.stations")
+        quietly(importlib.import_module, "models.stations")
         from models.features import FeatureExtractor
         from models.golden import Golden
         from models.stations import TableShard
@@ -141,8 +149,13 @@ class Embedding(Station):
 
         super().__init__(place, place.config.embedding.replicas.threads)
         config, weights = place.config.embedding_service(shard), place.weights()
-        tables = TableShard(weights, config.shard, config.num_shards)
-        Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
+
+        def build() -> TableShard:
+            tables = TableShard(weights, config.shard, config.num_shards)
+            Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
+            return tables
+
+        tables = quietly(build)
         self.service = EmbeddingService(config, tables, place.version, self.clock, self.replica, self.logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
@@ -155,7 +168,7 @@ class Sequence(Station):
     """``sequence``."""
 
     def __init__(self, place: Place) -> None:
-        import_quietly("models.stations")
+        quietly(importlib.import_module, "models.stations")
         from models.golden import Golden
         from models.stations import RequestEncoder
         from services.sequence.service import SequenceService
@@ -163,8 +176,13 @@ class Sequence(Station):
 
         super().__init__(place, place.config.sequence.replicas.threads)
         config, weights = place.config.sequence.service, place.weights()
-        encoder = RequestEncoder.from_weights(weights)
-        Golden.from_weights(weights).check_encoder(encoder)
+
+        def build() -> RequestEncoder:
+            encoder = RequestEncoder.from_weights(weights)
+            Golden.from_weights(weights).check_encoder(encoder)
+            return encoder
+
+        encoder = quietly(build)
         length = int(weights.json("model")["history_length"])
         log = RedisUserLog(connect(place.store), place.config.user_log())
         self.service = SequenceService(
@@ -212,13 +230,13 @@ class Foundation(Station):
     """``foundation``."""
 
     def __init__(self, place: Place) -> None:
-        import_quietly("models.stations")
+        quietly(importlib.import_module, "models.stations")
         from services.speculative.foundation import FoundationService
 
         part = place.config.foundation
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
-        ranker = checked_ranker(place.weights())
+        ranker = quietly(checked_ranker, place.weights())
         self.service = FoundationService(part.service, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def precompute(
@@ -238,14 +256,14 @@ class Ranking(Station):
     """``ranking:<tier>``."""
 
     def __init__(self, place: Place, tier: str) -> None:
-        import_quietly("models.stations")
+        quietly(importlib.import_module, "models.stations")
         from services.ranking.service import RankingService
 
         super().__init__(place, place.config.ranking[tier].replicas.threads)
         config, weights = place.config.ranking_service(tier), place.weights()
         if tier not in (tiers := weights.json("model")["tiers"]):
             raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
-        ranker = checked_ranker(weights)
+        ranker = quietly(checked_ranker, weights)
         self.service = RankingService(config, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def rank(

@@ -44,8 +44,15 @@ class Handle(Protocol):
         """Name of the deployment."""
         ...
 
-    def call(self, method: str, *args: object) -> Call[Any]:
-        """Start ``method`` on one live replica; ``Call`` arguments are passed on unawaited."""
+    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> Call[Any]:
+        """Start ``method`` on one live replica; ``Call`` arguments are passed on unawaited.
+
+        Args:
+            method: Name of the method.
+            args: Arguments; a ``Call`` stands for its result.
+            payload_bytes: A bound on the largest message that this call takes or gives; None: not known. It may
+                decide how the call travels, never what it means.
+        """
         ...
 
 
@@ -109,7 +116,7 @@ class LocalHandle:
         """Name of the deployment."""
         return self._name
 
-    def call(self, method: str, *args: object) -> LocalCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> LocalCall:
         """Start the method as a task; pending arguments are awaited by the callee's task, not by the caller."""
         return LocalCall(asyncio.get_running_loop().create_task(self._run(method, args), name=f"{self._name}.{method}"))
 

@@ -92,9 +92,12 @@ class Precompute:
                 positions,
                 inputs.features.call,
                 *(None if leg is None else leg.call for leg in optional),
+                payload_bytes=flow.job.whole_bytes,
             )
             legs.append(Leg("foundation", call, self._clock))
-            fill = Leg("speculative", self._stations.speculative.call("fill", task, call), self._clock, fetch=True)
+            pairs_bytes = len(positions) * flow.job.sizes.pair_bytes
+            filled = self._stations.speculative.call("fill", task, call, payload_bytes=pairs_bytes)
+            fill = Leg("speculative", filled, self._clock, fetch=True)
             legs.append(fill)
             await all_ended([fill], self._clock.monotonic_s() + self._config.timeout_ms / 1e3, self._clock)
             if fill.value is None:

@@ -120,8 +120,8 @@ class Inputs:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, handle: Handle, method: str, *args: object) -> Leg:
-        leg = Leg(name, handle.call(method, *args), self._clock)
+    def _start(self, name: str, handle: Handle, method: str, *args: object, payload_bytes: int) -> Leg:
+        leg = Leg(name, handle.call(method, *args, payload_bytes=payload_bytes), self._clock)
         self._held.append(leg)
         return leg
 
@@ -130,24 +130,35 @@ class Inputs:
         task = PreprocessTask(
             job.request_id, job.version, job.surface, job.candidates, self._budget_ms(self._budgets.preprocess_ms)
         )
-        return self._start("preprocess", self._stations.preprocess, "extract", task)
+        return self._start("preprocess", self._stations.preprocess, "extract", task, payload_bytes=job.candidate_bytes)
 
     def _start_state(self) -> Leg:
         job = self._job
         task = EncodeTask(
             job.request_id, job.version, job.user, job.surface, job.as_of_s, self._budget_ms(self._budgets.sequence_ms)
         )
-        return self._start("sequence", self._stations.sequence, "encode", task)
+        return self._start("sequence", self._stations.sequence, "encode", task, payload_bytes=job.sizes.state_bytes)
 
     def _start_rows(self, shard: int) -> Leg:
-        budget_ms = self._budget_ms(self._budgets.embedding_ms)
         return self._start(
-            f"embedding:{shard}", self._stations.embedding[shard], "lookup", self.features.call, budget_ms
+            f"embedding:{shard}",
+            self._stations.embedding[shard],
+            "lookup",
+            self.features.call,
+            self._budget_ms(self._budgets.embedding_ms),
+            payload_bytes=self._job.candidate_bytes,
         )
 
     def _start_spec(self) -> Leg:
         task = self._job.speculative_task(self._budget_ms(self._budgets.speculative_ms))
-        return self._start("speculative", self._stations.speculative, "lookup", task, self.features.call)
+        return self._start(
+            "speculative",
+            self._stations.speculative,
+            "lookup",
+            task,
+            self.features.call,
+            payload_bytes=self._job.candidate_bytes,
+        )
 
     def _start_chained(self) -> None:
         self.rows = [self._start_rows(shard) for shard in range(len(self._stations.embedding))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from models.sizes import PayloadSizes
 from services.ingress.routing import TierChoice
 from shared.deadline import Deadline
 from shared.handle import Handle
@@ -55,6 +56,7 @@ class RankJob:
         deadline: When the answer must be out.
         choice: Ranking tier and its fall-backs.
         speculative: Whether the speculative cache is read and filled.
+        sizes: Of the model's messages.
     """
 
     request_id: str
@@ -67,6 +69,17 @@ class RankJob:
     deadline: Deadline
     choice: TierChoice
     speculative: bool
+    sizes: PayloadSizes
+
+    @property
+    def candidate_bytes(self) -> int:
+        """About how large the largest message about this request's candidates is."""
+        return len(self.candidates) * self.sizes.candidate_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """About how large the largest input of a ranking call is."""
+        return max(self.candidate_bytes, self.sizes.state_bytes)
 
     def speculative_task(self, budget_ms: float) -> SpeculativeTask:
         """Return the task that names this request's user and time to the speculative stations."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 import orjson
 
 from models.config import OBJECTIVES, RankerConfig
+from models.sizes import PayloadSizes
 from models.source import WeightSource
 from services.ingress.directory import ModelBody
 from shared.errors import WeightsError
@@ -36,6 +37,11 @@ class ModelInfo:
         samples, display = _optional(source, "samples"), _optional(source, "display")
         shown = None if samples is None or display is None else orjson.dumps({**samples, **display})
         return cls(source.version, config, _quality(_optional(source, "metrics") or {}), shown)
+
+    @property
+    def sizes(self) -> PayloadSizes:
+        """Sizes of the messages of a request."""
+        return PayloadSizes.of(self.config)
 
     @property
     def objectives(self) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ class IngressService:
         self.rank_gate = Gate("rank", config.in_flight_max, config.retry_after_s, self._stats)
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
         self.precompute = Precompute(stations, config.precompute, clock)
+        self._sizes = model.sizes
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of one request.
@@ -226,6 +227,7 @@ class IngressService:
             deadline=deadline,
             choice=self._router.choose(query),
             speculative=request.speculative,
+            sizes=self._sizes,
         )
 
     def _body(self, request: RankRequest, flow: Flow, ranked: RankedList, received_s: float) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_the_ingress_reads_none(read: dict[str, list[int]]) -> None:
     assert max(read["ingress"]) < 2 * LIMIT_BYTES, read
 
 
-def test_every_call_that_carries_tensors_goes_by_reference() -> None:
+def test_every_call_that_carries_large_tensors_goes_by_reference() -> None:
     config = MeshConfig()
     tensors = [edge for edge in EDGES if edge != "sequence.append"]
     assert len(tensors) >= 7

@@ -98,7 +98,7 @@ def test_parts_of_a_mesh_carry_its_name_and_size() -> None:
 def test_transport_is_by_station_and_method() -> None:
     config = MeshConfig.model_validate({"edges": {"embedding.lookup": "value"}})
     assert config.transport("embedding:1", "lookup") == "value"
-    assert config.transport("ranking:full", "rank") == "reference"
+    assert config.transport("ranking:full", "rank") == "by_size"
     assert config.transport("sequence", "append") == "value"
     assert config.transport("sequence", "status") == "value"
 

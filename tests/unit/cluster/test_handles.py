@@ -9,15 +9,17 @@ import pytest
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
+from cluster.config import Transport
 from cluster.handles import ERROR_BYTES_MAX, RayCall, RayHandle
 from shared.errors import OverloadedError, StageUnavailableError, StoreUnavailableError
 from tests.unit.cluster.fake_serve import FakeReference, FakeResponse, FakeServeHandle
 
-BY_REFERENCE = frozenset({"make", "use"})
+TRANSPORTS: dict[str, Transport] = {"make": "reference", "use": "reference", "weigh": "by_size", "append": "value"}
+VALUE_BYTES_MAX = 1_000
 
 
 def handle(serve: FakeServeHandle, name: str = "station", result_bytes: int = 0) -> RayHandle:
-    return RayHandle(name, cast(Any, serve), BY_REFERENCE, lambda _: result_bytes)
+    return RayHandle(name, cast(Any, serve), TRANSPORTS, VALUE_BYTES_MAX, lambda _: result_bytes)
 
 
 async def settle() -> None:
@@ -96,6 +98,23 @@ async def test_the_value_of_a_call_by_value() -> None:
     assert await call == {"appended": 1}
     assert await call.failure() is None
     assert not serve.last.by_reference
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "by_reference"), [(0, False), (VALUE_BYTES_MAX, False), (VALUE_BYTES_MAX + 1, True), (None, True)]
+)
+async def test_size_decides_how_a_call_travels(payload_bytes: int | None, by_reference: bool) -> None:
+    serve = FakeServeHandle()
+    handle(serve).call("weigh", payload_bytes=payload_bytes)
+    assert serve.last.by_reference == by_reference
+
+
+@pytest.mark.parametrize(("method", "by_reference"), [("make", True), ("append", False), ("unheard_of", False)])
+async def test_size_is_nothing_to_a_call_with_a_transport_of_its_own(method: str, by_reference: bool) -> None:
+    serve = FakeServeHandle()
+    for payload_bytes in (0, 10 * VALUE_BYTES_MAX):
+        handle(serve).call(method, payload_bytes=payload_bytes)
+        assert serve.last.by_reference == by_reference
 
 
 async def test_arguments_of_a_call_by_value_are_awaited_first() -> None:
