@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from models.sizes import PayloadSizes
+from models.payload import PayloadSizes
 from services.ingress.routing import TierChoice
 from shared.deadline import Deadline
 from shared.handle import Handle

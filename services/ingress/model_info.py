@@ -8,7 +8,7 @@ from typing import Any, Self
 import orjson
 
 from models.config import OBJECTIVES, RankerConfig
-from models.sizes import PayloadSizes
+from models.payload import PayloadSizes
 from models.source import WeightSource
 from services.ingress.directory import ModelBody
 from shared.errors import WeightsError

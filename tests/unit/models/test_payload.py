@@ -8,7 +8,7 @@ import pytest
 from models.config import EncoderConfig, RankerConfig
 from models.features import FeatureExtractor
 from models.random_weights import random_weights
-from models.sizes import PayloadSizes
+from models.payload import PayloadSizes
 from models.source import MemorySource
 from models.stations import RequestEncoder, TableShard
 from shared.schema.features import FeatureBatch
