@@ -43,7 +43,9 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 START_NICENESS = 10
-"""Priority of a start: a tenth of the share of a replica that serves, so that a start under overload still ends."""
+"""What a start adds: about a tenth of the share of a replica that serves, so that a start under overload still ends."""
+
+NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> Re
     """
 
     def start() -> ResultT:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), START_NICENESS)
+        thread_id = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + START_NICENESS
+        os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, NICENESS_MAX))
         return work(*args, **kwargs)
 
     with ThreadPoolExecutor(1, thread_name_prefix="quietly") as thread:

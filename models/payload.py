@@ -33,13 +33,15 @@ class PayloadSizes:
     @classmethod
     def of(cls, config: RankerConfig) -> Self:
         """Return the sizes of a model with this configuration."""
-        width, group = config.width, config.candidate_group
-        num_tokens = config.encoder.num_events + config.encoder.num_summaries
-        tokens = 2 * num_tokens + group.num_queries + group.num_mixtures + group.num_linear_tokens
-        layer = tokens * width + group.hidden_width
+        width, num_tokens = config.width, config.encoder.num_events + config.encoder.num_summaries
+        layers = 0
+        for sizes in config.layer_sizes:
+            own = sizes.candidate
+            tokens = 2 * num_tokens + own.num_queries + own.num_mixtures + own.num_linear_tokens
+            layers += tokens * width + own.hidden_width
         first = config.num_objectives * (len(config.candidate_features) * width + len(COUNTER_FEATURES))
         return cls(
             candidate_bytes=max(FLOAT_BYTES * width, FEATURE_BYTES),
-            state_bytes=FLOAT_BYTES * (config.num_layers * layer + first + config.head_width),
+            state_bytes=FLOAT_BYTES * (layers + first + sum(config.head_widths.values())),
             pair_bytes=FLOAT_BYTES * config.speculative_width,
         )

@@ -7,8 +7,8 @@ import pytest
 
 from models.config import EncoderConfig, RankerConfig
 from models.features import FeatureExtractor
-from models.random_weights import random_weights
 from models.payload import PayloadSizes
+from models.random_weights import random_weights
 from models.source import MemorySource
 from models.stations import RequestEncoder, TableShard
 from shared.schema.features import FeatureBatch
