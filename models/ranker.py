@@ -86,6 +86,14 @@ class Ranker(nn.Module):
         self.network = RankingNetwork(config)
         self.register_buffer("item_genres", torch.from_numpy(item_genres), persistent=False)
 
+    def with_network(self, network: RankingNetwork) -> Ranker:
+        """Return a ranker of the same tables, shared with this one, around another network."""
+        num_rows = {name: len(weight) for name, weight in self.tables.weights.items()}
+        with torch.device("meta"):
+            made = Ranker(network.config, num_rows, self.item_genres.numpy())
+        made.tables, made.network, made.item_genres = self.tables, network, self.item_genres
+        return made.train(self.training)
+
     def encode(self, requests: RequestTensors) -> State:
         """Compute the user state of B requests."""
         features = torch.stack(

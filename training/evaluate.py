@@ -99,18 +99,27 @@ def evaluate_version(reader: WeightSource, data_dir: Path, console: Console) -> 
         DataUnavailableError: the data cannot be had.
         WeightsError: the weights do not fit their model.
     """
+    dataset = dataset_of(reader, data_dir)
+    evaluations = evaluate_all(TrainedModel.from_weights(reader, dataset), dataset)
+    show_evaluations(evaluations, console, f"{reader.version}: {dataset.name}")
+    console.print(dataset.provenance, style="dim")
+    return evaluations
+
+
+def dataset_of(reader: WeightSource, data_dir: Path) -> Dataset:
+    """Load the data that a published version was trained on.
+
+    Raises:
+        DataUnavailableError: the data cannot be had.
+    """
     config = TrainConfig.model_validate(reader.json("metrics")["train"])
-    dataset = load_dataset(
+    return load_dataset(
         config.dataset,
         data_dir,
         seed=config.seed,
         synthetic=config.synthetic,
         synthetic_fallback=config.synthetic_fallback,
     )
-    evaluations = evaluate_all(TrainedModel.from_weights(reader, dataset), dataset)
-    show_evaluations(evaluations, console, f"{reader.version}: {dataset.name}")
-    console.print(dataset.provenance, style="dim")
-    return evaluations
 
 
 def calibrate(model: TrainedModel, dataset: Dataset) -> TrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def publish(
     evaluations: list[Evaluation],
     store: WeightStore,
     train_s: float,
+    notes: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a version of the weights.
 
@@ -38,6 +40,7 @@ def publish(
         evaluations: Its measured quality.
         store: Where to.
         train_s: Seconds that training took.
+        notes: More entries of the document ``metrics``: what was done to the model after training.
 
     Returns:
         The version.
@@ -54,6 +57,7 @@ def publish(
         "train_s": train_s,
         "train": config.model_dump(mode="json"),
         "evaluations": [evaluation.model_dump(mode="json") for evaluation in evaluations],
+        **(notes or {}),
     }
     with store.writer(None) as writer:
         for group, tensors in source.groups.items():

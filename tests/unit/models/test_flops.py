@@ -17,6 +17,7 @@ from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.random_weights import TINY
+from models.sizes import NetworkSizes
 
 _TIERS = {
     "light": TierConfig(head_max=0),
@@ -32,6 +33,22 @@ _CONFIGS = {
     ),
     "bias": TINY.model_copy(update={"bias": True}),
 }
+
+
+def _simplified() -> RankerConfig:
+    """Return sizes as simplification leaves them: other widths, a token of the residual alone, a residual map."""
+    first, second = TINY.layer_sizes
+    first = first.model_copy(
+        update={"request": first.request.model_copy(update={"hidden_width": 5}), "feed_forward_width": 3}
+    )
+    candidate = second.candidate.model_copy(
+        update={"num_mlp_tokens": 1, "num_residual_tokens": 1, "has_residual_map": True, "hidden_width": 6}
+    )
+    sizes = NetworkSizes(layers=(first, second.model_copy(update={"candidate": candidate})), head_widths=(7, 3))
+    return TINY.model_copy(update={"sizes": sizes})
+
+
+_CONFIGS["simplified"] = _simplified()
 
 
 def _counted(run: Any) -> tuple[Any, int]:
