@@ -1,0 +1,115 @@
+"""Broadcast attention: candidates' queries on the keys and values of their own request, never copied. See README.md.
+
+Shape letters: B requests, C candidates, Q queries a candidate, H heads, K head width, T keys of all requests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels.backends import Backend, check_choice, check_index, check_tensor, native_library, require_triton
+from kernels.broadcast_attention import cpu, reference
+
+__all__ = ["HEAD_WIDTH_MAX", "AttentionActivation", "broadcast_attention"]
+
+AttentionActivation: TypeAlias = Literal["softmax", "silu"]
+
+HEAD_WIDTH_MAX = 128
+"""K of the Triton kernel: a tile of queries and its accumulator stay in registers."""
+
+
+def broadcast_attention(
+    q_CQHK: Tensor,
+    k_THK: Tensor,
+    v_THK: Tensor,
+    key_offsets: Tensor | None = None,
+    candidate_to_request_C: Tensor | None = None,
+    *,
+    activation: AttentionActivation = "softmax",
+    scale: float | None = None,
+    backend: Backend,
+) -> Tensor:
+    """Attend from every candidate's queries to all keys of its request.
+
+    ``softmax``: softmax(scale * q k^T) v. ``silu``: scale * silu(q k^T) v, without normalisation, the scale outside the
+    activation. A request without keys answers with zeros.
+
+    Args:
+        q_CQHK: Queries.
+        k_THK: Keys, dtype of q: jagged [T, H, K] with offsets, or dense [B, T, H, K] without.
+        v_THK: Values, like the keys.
+        key_offsets: int32 or int64 [B + 1] from 0 to T, non-decreasing; None for dense keys.
+        candidate_to_request_C: int32 or int64 in ``[0, B)``, any order; None for one request.
+        activation: ``softmax`` or ``silu``.
+        scale: None: K ** -0.5 for softmax; silu has no default, it is usually one over the longest history.
+        backend: ``reference``, ``torch``, ``native`` (CPU, bf16, softmax, default scale) or ``triton`` (K at most 128).
+
+    Returns:
+        [C, Q, H, K], dtype of q.
+
+    Raises:
+        ValueError: shapes, dtypes or names break a rule.
+        BackendUnavailableError: the backend cannot run here.
+
+    Source: broadcast attention of In-Kernel Broadcast (PyTorch blog); silu is GDPA, Kunlun, arXiv 2602.10016, with the
+        scale where its published kernels have it.
+    """
+    check_choice("backend", backend, ("reference", "torch", "native", "triton"))
+    check_choice("activation", activation, ("softmax", "silu"))
+    check_tensor("q_CQHK", q_CQHK, (None, None, None, None))
+    num_candidates, _, num_heads, head_width = q_CQHK.shape
+    if key_offsets is None:
+        check_tensor("k_THK without key_offsets", k_THK, (None, None, num_heads, head_width), (q_CQHK.dtype,))
+        num_requests, num_keys = k_THK.shape[:2]
+        ends = torch.arange(num_requests + 1, dtype=torch.int32, device=q_CQHK.device) * num_keys
+    else:
+        check_tensor("k_THK with key_offsets", k_THK, (None, num_heads, head_width), (q_CQHK.dtype,))
+        check_tensor("key_offsets", key_offsets, (None,), (torch.int32, torch.int64))
+        num_requests, ends = len(key_offsets) - 1, key_offsets
+        _check_offsets(key_offsets, len(k_THK))
+    check_tensor("v_THK", v_THK, k_THK.shape, (q_CQHK.dtype,))
+    check_index("candidate_to_request_C", candidate_to_request_C, num_candidates, num_requests, q_CQHK.device)
+    if scale is None:
+        if activation == "silu":
+            raise ValueError("scale must be given for activation 'silu'")
+        scale = head_width**-0.5
+    if backend == "native":
+        return _native(q_CQHK, k_THK, v_THK, key_offsets, candidate_to_request_C, activation, scale)
+    keys, values = k_THK.reshape(-1, num_heads, head_width), v_THK.reshape(-1, num_heads, head_width)
+    if backend == "reference":
+        return reference.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
+    if backend == "torch":
+        return cpu.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
+    require_triton(q_CQHK)
+    if head_width > HEAD_WIDTH_MAX:
+        raise ValueError(f"backend 'triton' takes a head width of at most {HEAD_WIDTH_MAX}, got {head_width}")
+    from kernels.broadcast_attention import triton_kernel
+
+    return triton_kernel.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
+
+
+def _check_offsets(offsets: Tensor, num_keys: int) -> None:
+    if len(offsets) == 0:
+        raise ValueError("key_offsets must be [B + 1], is empty")
+    # On a GPU the check would wait for the device.
+    if offsets.device.type != "cpu":
+        return
+    if int(offsets[0]) != 0 or int(offsets[-1]) != num_keys or bool((offsets.diff() < 0).any()):
+        raise ValueError(f"key_offsets must rise from 0 to {num_keys}, are {offsets.tolist()[:8]}")
+
+
+def _native(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None, index: Tensor | None, activation: str, scale: float
+) -> Tensor:
+    native = native_library(q)
+    if activation != "softmax" or scale != q.shape[-1] ** -0.5 or offsets is not None or q.dtype != torch.bfloat16:
+        raise ValueError(
+            "backend 'native' takes bfloat16, dense keys, activation 'softmax' and the default scale, "
+            f"got {q.dtype}, {'dense' if offsets is None else 'jagged'} keys, {activation!r} and {scale}"
+        )
+    index = None if index is None else index.int()
+    out: Tensor = native.broadcast_attention(q.contiguous(), k.contiguous(), v.contiguous(), index)
+    return out.to(q.dtype)
