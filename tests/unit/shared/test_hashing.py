@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.hashing import ID_MAX, canonical_id, hash64, id_key, id_keys, store_token
+from shared.hashing import ID_MAX, canonical_id, hash64, id_key, id_keys, mix_keys, store_token
 from shared.settings import child_environment
 
 IDS = st.one_of(st.integers(0, ID_MAX), st.text(max_size=12), st.integers(0, ID_MAX + 10).map(str))
@@ -132,3 +132,39 @@ def test_known_tokens() -> None:
     assert store_token("a:{}") == "s613a7b7d"
     assert store_token("") == "s"
     assert store_token("\ud800") == "seda080"  # a lone surrogate has a token too
+
+
+def test_mixed_keys_are_known() -> None:
+    """They choose rows of trained tables: a change here scrambles every unified table."""
+    found = mix_keys(np.array([0, 1, -1, ID_MAX], np.int64), 0)
+    assert [hex(value) for value in found.tolist()] == [
+        "0x48218226ff3cd4bf",
+        "0xdce423fc82c0d5b8",
+        "0x445018e305810b78",
+        "0xe5d2c2f76c5f0a36",
+    ]
+
+
+@pytest.mark.parametrize("salt", [0, 1, 2**64 - 1])
+def test_mixing_is_a_bijection_that_spreads(salt: int) -> None:
+    found = mix_keys(np.arange(-5_000, 5_000, dtype=np.int64), salt)
+    assert len(np.unique(found)) == len(found)
+    ones = np.unpackbits(found.view(np.uint8).reshape(-1, 8), axis=1).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 0.025  # 5 standard deviations of 10,000 fair coins
+
+
+def test_salts_give_independent_rows() -> None:
+    keys = np.arange(20_000, dtype=np.int64)
+    one, two = (mix_keys(keys, hash64(name)) % np.uint64(100) for name in (b"user", b"item"))
+    pairs = np.bincount((one * np.uint64(100) + two).astype(np.int64), minlength=10_000)
+    assert abs(pairs.var() - 2.0) < 0.2  # independent rows meet as often as a Poisson count of mean 2
+    assert abs(np.mean(one == two) - 0.01) < 0.004
+
+
+def test_mixing_takes_any_shape_and_refuses_a_salt_beyond_64_bits() -> None:
+    keys = np.arange(6, dtype=np.int64).reshape(2, 3)
+    np.testing.assert_array_equal(mix_keys(keys, 7).ravel(), mix_keys(keys.ravel(), 7))
+    assert mix_keys(keys[:0], 7).shape == (0, 3)
+    for salt in (-1, 2**64):
+        with pytest.raises(OverflowError):
+            mix_keys(keys, salt)
