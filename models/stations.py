@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from models.heads import combined_value, probabilities
 from models.inputs import RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.quantize.measure import with_formats
+from models.quantize.plan import PrecisionPlan, shapes_digest
 from models.ranker import event_table, genre_matrix
 from models.source import WeightSource
 from shared.clock import Clock, SystemClock
@@ -218,13 +220,23 @@ class CandidateRanker:
     Args:
         source: The weights.
         clock: Measures the two passes.
+        plan: Number formats of the layers; None: float32 throughout.
+
+    Raises:
+        ValueError: the plan is of another version or model.
     """
 
-    def __init__(self, source: WeightSource, clock: Clock | None = None) -> None:
+    def __init__(self, source: WeightSource, clock: Clock | None = None, plan: PrecisionPlan | None = None) -> None:
         config = RankerConfig.model_validate(source.json("model"))
         self._config = config
         self._clock = clock or SystemClock()
         self._network = load_network(source, config)
+        self._plan = plan
+        if plan is not None:
+            wanted = (source.version, shapes_digest(config))
+            if (plan.version, plan.shapes) != wanted:
+                raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
+            with_formats(self._network, plan.layers)
         self._assembler = Assembler(
             config, {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables}
         )
@@ -233,9 +245,26 @@ class CandidateRanker:
         self._cold_start = RequestEncoder(source).cold_start()
 
     @classmethod
-    def from_weights(cls, source: WeightSource) -> Self:
-        """Build from a weights version."""
-        return cls(source)
+    def from_weights(cls, source: WeightSource, plan: PrecisionPlan | None = None) -> Self:
+        """Build from a weights version, and a plan for it where there is one."""
+        return cls(source, plan=plan)
+
+    @property
+    def score_error(self) -> float:
+        """How far the plan's scores were from those in float32 on held-out rows, at most; 0 without a plan."""
+        return 0.0 if self._plan is None else self._plan.score_error_max
+
+    def describe(self) -> dict[str, Any]:
+        """Say how this ranker computes: exits, and number formats of the layers that are not in float32."""
+        layers = {} if self._plan is None else dict(self._plan.layers)
+        return {
+            "tiers": {tier: self._config.depth(tier) for tier in self._config.tiers},
+            "precision": {
+                "planned": self._plan is not None,
+                "layers": layers,
+                "ne_change": 0.0 if self._plan is None else self._plan.ne_change,
+            },
+        }
 
     def rank(
         self,

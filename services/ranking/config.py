@@ -13,7 +13,10 @@ class RankingConfig(Config):
     Args:
         tier: Tier of the model that this deployment runs.
         queue_max: Requests that may wait or run in one replica; the mesh sends more to another replica.
+        plans: Folder of the plans that ``rankmesh quantize`` wrote; the one for the weights version and device of a
+            replica is obeyed, others are ignored and logged. None: float32 throughout.
     """
 
     tier: str = Field("full", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     queue_max: int = Field(32, ge=1)
+    plans: str | None = None

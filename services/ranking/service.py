@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from models.config import RankerConfig
 from models.features import FeatureExtractor
 from models.golden import Golden
+from models.quantize.plan import find_plan
 from models.source import WeightSource
 from models.stations import CandidateRanker
 from services.meter import Meter
@@ -69,7 +72,11 @@ class RankingService:
         tiers = sorted(source.json("model")["tiers"])
         if config.tier not in tiers:
             raise ConfigError(f"tier must be one of {tiers}, is {config.tier!r}", field="tier", value=config.tier)
-        ranker = CandidateRanker.from_weights(source)
+        plan = None
+        if config.plans is not None:
+            model = RankerConfig.model_validate(source.json("model"))
+            plan = find_plan(Path(config.plans), source.version, model, logger or JsonLogger())
+        ranker = CandidateRanker.from_weights(source, plan)
         Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
         return cls(config, ranker, source.version, clock, replica, logger)
 
@@ -151,6 +158,10 @@ class RankingService:
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""
         return self.meter.metrics.render()
+
+    def describe(self) -> dict[str, Any]:
+        """Say how this replica computes, see ``CandidateRanker.describe``."""
+        return self._ranker.describe()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

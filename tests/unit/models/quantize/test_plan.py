@@ -1,0 +1,124 @@
+"""A plan is obeyed for its version, device and shapes, and ignored with a reason for any other."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.features import FeatureExtractor
+from models.golden import Golden
+from models.quantize.measure import eligible_layers, with_formats
+from models.quantize.plan import PrecisionPlan, device_name, find_plan, shapes_digest
+from models.random_weights import TINY, random_weights
+from models.stations import CandidateRanker, load_network
+from services.ranking.config import RankingConfig
+from services.ranking.service import RankingService
+from shared.clock import ManualClock
+from shared.errors import WeightsError
+from shared.log import JsonLogger
+
+SOURCE = random_weights()
+LAYERS = eligible_layers(load_network(SOURCE, TINY))
+
+
+def _plan(**changes: object) -> PrecisionPlan:
+    fields: dict[str, object] = {
+        "version": SOURCE.version,
+        "device": device_name(),
+        "shapes": shapes_digest(TINY),
+        "threads": 1,
+        "candidate_counts": (100,),
+        "ne_budget": 2e-4,
+        "ne_change": 1e-5,
+        "score_error_max": 0.02,
+        "layers": dict.fromkeys(LAYERS, "int8"),
+    }
+    return PrecisionPlan.model_validate(fields | changes)
+
+
+def _reasons(stream: io.StringIO) -> list[str]:
+    return [json.loads(line)["reason"] for line in stream.getvalue().splitlines()]
+
+
+def test_a_plan_read_back_is_the_same(tmp_path: Path) -> None:
+    plan = _plan()
+    assert plan.write(tmp_path / "plans").parent == tmp_path / "plans"
+    stream = io.StringIO()
+    assert find_plan(tmp_path / "plans", SOURCE.version, TINY, JsonLogger(stream=stream)) == plan
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": "other"}, "version is 'other', not 'random'"),
+        ({"device": "an abacus"}, "device is 'an abacus'"),
+        ({"shapes": "0"}, "shapes is '0'"),
+    ],
+)
+def test_a_plan_of_something_else_is_ignored_and_logged(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    _plan(**changes).write(tmp_path)
+    stream = io.StringIO()
+    assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
+    assert reason in _reasons(stream)[0]
+
+
+def test_a_file_that_is_no_plan_is_ignored_and_logged(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.json").write_bytes(b"\xff")
+    stream = io.StringIO()
+    assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
+    assert ["is no plan" in _reasons(stream)[0], "cannot be read" in _reasons(stream)[1]] == [True, True]
+
+
+def test_a_folder_that_is_not_there_has_no_plan(tmp_path: Path) -> None:
+    assert find_plan(tmp_path / "none", SOURCE.version, TINY, JsonLogger(stream=io.StringIO())) is None
+
+
+def test_a_service_obeys_its_plan_and_says_so(tmp_path: Path) -> None:
+    _plan().write(tmp_path)
+    config = RankingConfig(plans=str(tmp_path))
+    service = RankingService.from_weights(config, SOURCE, ManualClock(), "r-0", JsonLogger(stream=io.StringIO()))
+    assert service.describe()["precision"] == {
+        "planned": True,
+        "layers": dict.fromkeys(LAYERS, "int8"),
+        "ne_change": 1e-5,
+    }
+    plain = RankingService.from_weights(RankingConfig(), SOURCE, ManualClock(), "r-0")
+    assert plain.describe()["precision"] == {"planned": False, "layers": {}, "ne_change": 0.0}
+
+
+def test_low_precision_answers_the_golden_request_within_what_the_plan_says() -> None:
+    golden, extractor = Golden.from_weights(SOURCE), FeatureExtractor.from_weights(SOURCE)
+    golden.check_ranker(CandidateRanker(SOURCE, plan=_plan()), extractor)
+    with pytest.raises(WeightsError, match="do not answer the golden request: scores"):
+        golden.check_ranker(CandidateRanker(SOURCE, plan=_plan(score_error_max=0.0)), extractor)
+
+
+def test_a_ranker_refuses_a_plan_of_something_else() -> None:
+    with pytest.raises(ValueError, match="plan must be of version and shapes"):
+        CandidateRanker(SOURCE, plan=_plan(version="other"))
+    with pytest.raises(ValueError, match=r"layers must be among .*, name \['heads.exits.2.logits'\]"):
+        CandidateRanker(SOURCE, plan=_plan(layers={"heads.exits.2.logits": "int8"}))
+
+
+def test_formats_are_undone() -> None:
+    network = load_network(SOURCE, TINY)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    undo = with_formats(network, {"layers.0.candidate.up": "int8", "layers.1.candidate.down": "fp32"})
+    assert "layers.0.candidate.up.weight" not in network.state_dict()
+    undo()
+    assert before.keys() == network.state_dict().keys()
+    for name, value in network.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), before[name].numpy())
+
+
+def test_logits_and_norms_are_never_eligible() -> None:
+    assert LAYERS
+    assert not [name for name in LAYERS if name.endswith(("logits", "norm", "speculative")) or "first" in name]

@@ -1,0 +1,250 @@
+"""``rankmesh quantize``: measures what each layer gains and loses in low precision on this device, writes a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from models.calibration import Calibration
+from models.heads import CLICK, probabilities
+from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
+from models.layers.layout import CandidateLayout
+from models.network import RankingNetwork, State
+from models.quantize.choose import choose, options
+from models.quantize.formats import FORMATS, Format, formats_of_device
+from models.quantize.measure import ROUNDS, eligible_layers, time_layers, with_formats
+from models.quantize.plan import LayerEvidence, PrecisionPlan, device_name, shapes_digest
+from models.ranker import RequestTensors
+from shared.clock import Clock, SystemClock
+from shared.errors import ConfigError
+from shared.weights import WeightStore
+from training.data import Dataset, HistoryReader, Rows, request_batches
+from training.evaluate import dataset_of
+from training.metrics import Metrics
+from training.model import TrainedModel
+
+NE_BUDGET = 2e-4
+"""Largest relative change of NE, 0.02 %."""
+
+CANDIDATE_COUNTS = (100, 500, 1000)
+
+HELD_OUT_ROWS = 20_000
+_BATCH_ROWS = 4096
+
+Scores = dict[int, npt.NDArray[np.float32]]
+"""depth -> probabilities float32 [N, O]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    state: State
+    pooled: Tensor
+    counters: Tensor
+    layout: CandidateLayout
+
+
+class HeldOut:
+    """Held-out rows whose request side is computed once: what the damage of formats is measured on.
+
+    Args:
+        model: The model; its network is put into formats and back.
+        dataset: Its data.
+        rows: Rows that training has not seen.
+    """
+
+    def __init__(self, model: TrainedModel, dataset: Dataset, rows: Rows) -> None:
+        self.network: RankingNetwork = model.ranker.network
+        self._calibration: Calibration = model.calibration
+        self._rows = rows
+        reader = HistoryReader(dataset.log, model.ranker.config.history_length, "strict", align="right")
+        self._batches = []
+        with torch.inference_mode():
+            for batch in request_batches(rows, reader, _BATCH_ROWS):
+                candidates = model.index.candidates(batch.candidates, streaming=False)
+                self._batches.append(
+                    _Batch(
+                        model.ranker.encode(RequestTensors.of(model.index.requests(batch))),
+                        model.ranker.pool(candidates),
+                        candidates.counters,
+                        CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests),
+                    )
+                )
+        self.plain = self.scores({})
+
+    @torch.inference_mode()
+    def scores(self, layers: Mapping[str, Format]) -> Scores:
+        """Return the scores of every exit with some layers in formats."""
+        undo = with_formats(self.network, layers)
+        parts: dict[int, list[npt.NDArray[np.float32]]] = {depth: [] for depth in self.network.config.exits}
+        try:
+            for batch in self._batches:
+                logits, _ = self.network.all_exits(batch.state, batch.pooled, batch.counters, None, None, batch.layout)
+                for depth, values in logits.items():
+                    parts[depth].append(probabilities(self._calibration.apply(values.numpy(), depth)))
+        finally:
+            undo()
+        return {depth: np.concatenate(found) for depth, found in parts.items()}
+
+    def change(self, layers: Mapping[str, Format]) -> float:
+        """Return the relative change of the click's NE with some layers in formats: the largest of the exits."""
+        found = self.scores(layers)
+        changes = [self._ne(found[depth]) / self._ne(plain) - 1 for depth, plain in self.plain.items()]
+        return max(changes, key=abs)
+
+    def score_error(self, layers: Mapping[str, Format]) -> float:
+        """Return the largest difference of a score to float32."""
+        found = self.scores(layers)
+        return max(float(np.abs(found[depth] - plain).max(initial=0)) for depth, plain in self.plain.items())
+
+    def _ne(self, scores: npt.NDArray[np.float32]) -> float:
+        return Metrics.of(scores[:, CLICK], self._rows.click, self._rows.user_index).ne
+
+
+def make_plan(
+    held_out: HeldOut,
+    version: str,
+    clock: Clock | None = None,
+    budget: float = NE_BUDGET,
+    counts: Sequence[int] = CANDIDATE_COUNTS,
+    rounds: int = ROUNDS,
+) -> PrecisionPlan:
+    """Measure, choose and check.
+
+    Args:
+        held_out: The model on held-out rows.
+        version: Its weights version.
+        clock: Measures.
+        budget: Largest absolute relative change of NE, of each choice's sum and of all together.
+        counts: Numbers of candidates that layers are timed at.
+        rounds: Repeats of a timing.
+    """
+    clock = clock or SystemClock()
+    network = held_out.network
+    layers = eligible_layers(network)
+    skipped = {name: why for name, why in formats_of_device(clock).items() if why}
+    formats: list[Format] = [name for name in FORMATS if name not in skipped]
+    seconds = time_layers(layers, formats, counts, clock, rounds)
+    changes: dict[str, dict[Format, float]] = {name: {} for name in layers}
+
+    def damage(name: str, number_format: Format) -> float:
+        changes[name][number_format] = held_out.change({name: number_format})
+        return changes[name][number_format]
+
+    choice = choose(options(seconds, damage), held_out.change, budget)
+    variants: dict[str, Mapping[str, Format]] = {"fp32": {}, "plan": choice.layers}
+    if "bf16_packed" in formats:
+        variants["bf16"] = dict.fromkeys(layers, "bf16_packed")
+    return PrecisionPlan(
+        version=version,
+        device=device_name(),
+        shapes=shapes_digest(network.config),
+        threads=torch.get_num_threads(),
+        candidate_counts=tuple(counts),
+        ne_budget=budget,
+        ne_change=choice.change,
+        score_error_max=held_out.score_error(choice.layers) if choice.layers else 0.0,
+        layers=choice.layers,
+        skipped_formats=skipped,
+        rolled_back=choice.rolled_back,
+        pass_seconds=_time_passes(network, variants, counts, clock, rounds),
+        evidence={
+            name: LayerEvidence(
+                shape=(linear.out_features, linear.in_features), seconds=seconds[name], ne_changes=changes[name]
+            )
+            for name, linear in layers.items()
+        },
+    )
+
+
+def quantize_version(
+    store: WeightStore, version: str, data_dir: Path, folder: Path, budget: float, console: Console
+) -> PrecisionPlan:
+    """Make the plan of a published version for this device, show it and write it to a folder.
+
+    Raises:
+        ConfigError: the model has biases.
+        DataUnavailableError: the data cannot be had.
+        WeightsError: the weights do not fit their model.
+    """
+    reader = store.open(version)
+    dataset = dataset_of(reader, data_dir)
+    model = TrainedModel.from_weights(reader, dataset)
+    if model.ranker.config.bias:
+        raise ConfigError(f"weights {version} have biases, low precision has none", field="model.bias", value="true")
+    rows = dataset.split.valid
+    rows = rows.select(slice(max(len(rows) - HELD_OUT_ROWS, 0), len(rows)))
+    torch.set_num_threads(1)
+    plan = make_plan(HeldOut(model, dataset, rows), version, budget=budget)
+    show_plan(plan, console)
+    console.print(f"wrote {plan.write(folder)}")
+    return plan
+
+
+def show_plan(plan: PrecisionPlan, console: Console) -> None:
+    """Print layer by layer what was measured and chosen, and what it comes to."""
+    console.print(f"[bold]{plan.version}[/bold] on {plan.device}, {plan.threads} thread(s)")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    formats = list(next(iter(plan.evidence.values())).seconds) if plan.evidence else []
+    table.add_column("layer", no_wrap=True)
+    for name in ("shape", *(f"{number_format}, µs" for number_format in formats), "NE change", "chosen"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, found in plan.evidence.items():
+        chosen = plan.layers.get(name, "fp32")
+        change = f"{found.ne_changes[chosen]:+.1e}" if chosen in found.ne_changes else ""
+        times = [f"{found.seconds[number_format] * 1e6:,.0f}" for number_format in formats]
+        table.add_row(name, "x".join(map(str, found.shape)), *times, change, chosen)
+    console.print(table)
+    for number_format, why in plan.skipped_formats.items():
+        console.print(f"not measured: {number_format}: {why}")
+    if not plan.layers:
+        console.print("nothing pays here: every layer stays in fp32")
+    passes = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in plan.pass_seconds.items())
+    console.print(f"whole full pass, {'+'.join(map(str, plan.candidate_counts))} candidates: {passes}")
+    console.print(
+        f"NE {plan.ne_change:+.2e} relative, budget {plan.ne_budget:g}; score error {plan.score_error_max:.1e}"
+    )
+
+
+@torch.inference_mode()
+def _time_passes(
+    network: RankingNetwork,
+    variants: Mapping[str, Mapping[str, Format]],
+    counts: Sequence[int],
+    clock: Clock,
+    rounds: int,
+) -> dict[str, float]:
+    """Time the whole full pass with each variant's formats, in turn in each round: name -> seconds over the counts."""
+    config = network.config
+    length = config.encoder.num_events
+    buckets = torch.zeros(1, length, dtype=torch.int64)
+    features = torch.randn(1, len(config.request_features), config.width)
+    dense = torch.zeros(1, len(DENSE_FEATURES))
+    state = network.encode(features, torch.randn(1, length, config.width), buckets, buckets, None, dense)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    inputs = [
+        (
+            torch.randn(count, len(config.candidate_features), config.width),
+            torch.randn(count, len(COUNTER_FEATURES)),
+            CandidateLayout.single(count),
+        )
+        for count in counts
+    ]
+    for turn in range(rounds + 1):
+        for name, layers in variants.items():
+            undo = with_formats(network, layers)
+            begin_s = clock.monotonic_s()
+            for pooled, counters, layout in inputs:
+                network.full_pass(state, pooled, counters, None, None, layout)
+            if turn:
+                seconds[name].append(clock.monotonic_s() - begin_s)
+            undo()
+    return {name: float(np.median(values)) for name, values in seconds.items()}
