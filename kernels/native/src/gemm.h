@@ -1,0 +1,96 @@
+// bf16 matrix products with fp32 accumulation.
+//
+// B operands are packed in pairs of consecutive k: element (k / 2, column) holds both bf16. Every output element is one
+// chain of VDPBF16PS over k in ascending order, whatever the tile it falls into: results do not depend on how rows are
+// grouped, so neither on the batch nor on the number of threads.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace rankmesh {
+
+// One MR x (16 * NZ) tile. `a` advances by a_row a row and by a_step a pair of k; `b` by b_step pairs a pair of k.
+// init(i, z) gives the accumulators' start, store(i, z, v) takes the result; both are inlined, v stays in registers.
+template <int MR, int NZ, class Init, class Store>
+__attribute__((always_inline)) inline void tile(const bf16* a, long a_row, long a_step, const pair* b, long b_step,
+                                                long num_pairs, Init&& init, Store&& store) {
+  __m512 acc[MR][NZ];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int z = 0; z < NZ; ++z) acc[i][z] = init(i, z);
+  }
+  for (long k = 0; k < num_pairs; ++k) {
+    __m512bh column[NZ];
+#pragma GCC unroll 4
+    for (int z = 0; z < NZ; ++z) column[z] = (__m512bh)_mm512_loadu_si512(b + k * b_step + 16 * z);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      const auto both = *reinterpret_cast<const std::int32_t*>(a + i * a_row + k * a_step);
+      const __m512bh row = (__m512bh)_mm512_set1_epi32(both);
+#pragma GCC unroll 4
+      for (int z = 0; z < NZ; ++z) acc[i][z] = _mm512_dpbf16_ps(acc[i][z], row, column[z]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int z = 0; z < NZ; ++z) store(i, z, acc[i][z]);
+  }
+}
+
+inline constexpr auto zero_init = [](long, long) { return _mm512_setzero_ps(); };
+
+// All rows of one group of 16 * NZ columns: MAX rows a tile, the rest in tiles of 4, 2 and 1.
+// init(row, z) and store(row, z, v) get absolute rows.
+template <int NZ, int MAX = 6, class Init, class Store>
+inline void tile_rows(const bf16* a, long a_row, long a_step, long rows, const pair* b, long b_step, long num_pairs,
+                      Init&& init, Store&& store) {
+  long r = 0;
+  const auto run = [&](auto size) __attribute__((always_inline)) {
+    constexpr int kRows = decltype(size)::value;
+    tile<kRows, NZ>(
+        a + r * a_row, a_row, a_step, b, b_step, num_pairs,
+        [&](int i, int z) __attribute__((always_inline)) { return init(r + i, static_cast<long>(z)); },
+        [&](int i, int z, __m512 v) __attribute__((always_inline)) { store(r + i, static_cast<long>(z), v); });
+    r += kRows;
+  };
+  while (r + MAX <= rows) run(std::integral_constant<int, MAX>{});
+  while (r + 4 <= rows) run(std::integral_constant<int, 4>{});
+  if (r + 2 <= rows) run(std::integral_constant<int, 2>{});
+  if (r < rows) run(std::integral_constant<int, 1>{});
+}
+
+// A weight matrix [columns, 2 * num_pairs], packed in panels of 64 columns (the last one narrower, a multiple of 16):
+// panel p is [num_pairs][its columns] pairs.
+struct PackedMatrix {
+  const pair* data;
+  std::int32_t num_pairs;
+  std::int32_t columns;  // a multiple of 16; padding columns are zero
+};
+
+// rows x columns product of `a` [rows, 2 * num_pairs] with a packed matrix; init(row, column), store(row, column, v).
+template <class Init, class Store>
+inline void gemm(const bf16* a, long a_stride, long rows, const PackedMatrix& w, Init&& init, Store&& store) {
+  for (long column = 0; column < w.columns; column += 64) {
+    const pair* panel = w.data + column * w.num_pairs;
+    const long width = w.columns - column < 64 ? w.columns - column : 64;
+    const auto run = [&](auto zmms, long from) __attribute__((always_inline)) {
+      constexpr int kZ = decltype(zmms)::value;
+      tile_rows<kZ>(
+          a, a_stride, 2, rows, panel + from, width, w.num_pairs,
+          [&](long r, long z) __attribute__((always_inline)) { return init(r, column + from + 16 * z); },
+          [&](long r, long z, __m512 v) __attribute__((always_inline)) { store(r, column + from + 16 * z, v); });
+    };
+    if (width == 64) {
+      run(std::integral_constant<int, 4>{}, 0);
+      continue;
+    }
+    if (width >= 32) run(std::integral_constant<int, 2>{}, 0);
+    if (width % 32) run(std::integral_constant<int, 1>{}, width - 16);
+  }
+}
+
+}  // namespace rankmesh
