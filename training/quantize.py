@@ -19,7 +19,7 @@ from models.heads import CLICK, probabilities
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
-from models.quantize.choose import choose, options
+from models.quantize.choose import GAIN_MIN, Choice, choose, options
 from models.quantize.formats import FORMATS, Format, formats_of_device
 from models.quantize.measure import ROUNDS, eligible_layers, time_layers, with_formats
 from models.quantize.plan import LayerEvidence, PrecisionPlan, device_name, shapes_digest
@@ -143,6 +143,11 @@ def make_plan(
     variants: dict[str, Mapping[str, Format]] = {"fp32": {}, "plan": choice.layers}
     if "bf16_packed" in formats:
         variants["bf16"] = dict.fromkeys(layers, "bf16_packed")
+    passes = _time_passes(network, variants, counts, clock, rounds)
+    pays = passes["plan"] < (1 - GAIN_MIN / 2) * passes["fp32"]
+    if choice.layers and not pays:
+        # Alone a layer's time fits its caches; in the whole pass the casts between formats may eat what it saves.
+        choice = Choice({}, 0.0, (*choice.rolled_back, *choice.layers))
     return PrecisionPlan(
         version=version,
         device=device_name(),
@@ -155,7 +160,7 @@ def make_plan(
         layers=choice.layers,
         skipped_formats=skipped,
         rolled_back=choice.rolled_back,
-        pass_seconds=_time_passes(network, variants, counts, clock, rounds),
+        pass_seconds=passes,
         evidence={
             name: LayerEvidence(
                 shape=(linear.out_features, linear.in_features), seconds=seconds[name], ne_changes=changes[name]
@@ -205,6 +210,8 @@ def show_plan(plan: PrecisionPlan, console: Console) -> None:
     console.print(table)
     for number_format, why in plan.skipped_formats.items():
         console.print(f"not measured: {number_format}: {why}")
+    if plan.rolled_back:
+        console.print(f"chosen and taken back: {', '.join(plan.rolled_back)}")
     if not plan.layers:
         console.print("nothing pays here: every layer stays in fp32")
     passes = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in plan.pass_seconds.items())

@@ -47,8 +47,10 @@ class PrecisionPlan(Config):
         score_error_max: Largest difference of a score to float32 on the held-out rows.
         layers: Layer name -> format; a layer that is not named stays in ``fp32``.
         skipped_formats: format -> why it was not measured.
-        rolled_back: Layers that were chosen one by one and taken back by the joint check.
-        pass_seconds: What the whole full pass took, over all counts: ``fp32``, ``bf16`` (every layer), ``plan``.
+        rolled_back: Layers that were chosen one by one and taken back: by the joint check, or all of them because the
+            whole pass was not faster.
+        pass_seconds: What the whole full pass took, over all counts: ``fp32``, ``bf16`` (every layer), and ``plan``, as
+            it was chosen, before it was taken back if it was.
         evidence: Layer name -> measurements.
     """
 

@@ -46,6 +46,13 @@ def _int8_is_fast(
 
 
 @pytest.fixture
+def _int8_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine does at this size, which is too small for any format to pay."""
+    monkeypatch.setattr("training.quantize.time_layers", _int8_is_fast)
+    monkeypatch.setattr("training.quantize._time_passes", lambda *_: {"fp32": 1.0, "bf16": 0.6, "plan": 0.5})
+
+
+@pytest.fixture
 def model() -> TrainedModel:
     return train(_CONFIG, tiny_dataset())
 
@@ -64,8 +71,8 @@ def _plant_outlier(model: TrainedModel) -> None:
         layer.candidate.down.weight[:, unit] /= 4096
 
 
-def test_a_layer_with_an_outlier_stays_in_float32(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.quantize.time_layers", _int8_is_fast)
+@pytest.mark.usefixtures("_int8_pays")
+def test_a_layer_with_an_outlier_stays_in_float32(model: TrainedModel) -> None:
     dataset = tiny_dataset()
     before = predict(model, dataset, dataset.split.valid.select(slice(0, 300)), "strict")
     plain = make_plan(HeldOut(model, dataset, dataset.split.valid), "v", budget=_BUDGET, counts=(8,), rounds=1)
@@ -84,8 +91,19 @@ def test_a_layer_with_an_outlier_stays_in_float32(model: TrainedModel, monkeypat
     assert plan.score_error_max > 0
 
 
-def test_no_budget_means_no_low_precision(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_does_not_make_the_whole_pass_faster_is_taken_back(
+    model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("training.quantize.time_layers", _int8_is_fast)
+    monkeypatch.setattr("training.quantize._time_passes", lambda *_: {"fp32": 1.0, "bf16": 1.2, "plan": 1.1})
+    held_out = HeldOut(model, tiny_dataset(), tiny_dataset().split.valid)
+    plan = make_plan(held_out, "v", budget=_BUDGET, counts=(8,), rounds=1)
+    assert (plan.layers, plan.ne_change, plan.score_error_max) == ({}, 0.0, 0.0)
+    assert _OUTLIER in plan.rolled_back
+
+
+@pytest.mark.usefixtures("_int8_pays")
+def test_no_budget_means_no_low_precision(model: TrainedModel) -> None:
     held_out = HeldOut(model, tiny_dataset(), tiny_dataset().split.valid)
     plan = make_plan(held_out, "v", budget=0.0, counts=(8,), rounds=1)
     assert plan.layers == {}
