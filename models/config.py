@@ -12,7 +12,9 @@ from pydantic import Field, model_validator
 from models.sizes import BlockSizes, LayerSizes, NetworkSizes
 from shared.config import Config
 
-Placement: TypeAlias = Literal["row_wise", "table_wise"]
+Placement: TypeAlias = Literal["row_wise", "table_wise", "column_wise", "replicated"]
+RowType: TypeAlias = Literal["fp32", "fp16", "int8", "int4"]
+"""How the shards keep rows, see ``models.embedding.quantized``."""
 TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 """How a shard looks up its rows, see ``models.embedding.shard_tables``."""
 CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
@@ -32,11 +34,26 @@ class TableConfig(Config):
 
     Args:
         name: Table name.
-        placement: ``row_wise``: row ``r`` lives on shard ``r % S``; ``table_wise``: the whole table on one shard.
+        placement: ``row_wise``: row ``r`` lives on shard ``r % S``; ``table_wise``: the whole table on one shard;
+            ``column_wise``: all rows on every shard, some of the columns each; ``replicated``: everything on every one.
+        shard: Shard of a table-wise table, modulo S; None: such tables go round the shards in order.
+        hot_rows: Rows of a row-wise table that every shard holds, those with the most traffic.
+        row_type: How the shards keep the rows of a published model.
     """
 
     name: str
     placement: Placement = "table_wise"
+    shard: int | None = Field(None, ge=0)
+    hot_rows: int = Field(0, ge=0)
+    row_type: RowType = "fp32"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shard is not None and self.placement != "table_wise":
+            raise ValueError(f"shard is for table_wise tables, {self.name} is {self.placement}")
+        if self.hot_rows and self.placement != "row_wise":
+            raise ValueError(f"hot_rows are for row_wise tables, {self.name} is {self.placement}")
+        return self
 
 
 class FeatureConfig(Config):

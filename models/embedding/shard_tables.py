@@ -1,67 +1,143 @@
 """The rows that one shard holds, behind one look-up: FBGEMM's operator, or the plain gather that it must equal.
 
-The caller checks bounds: FBGEMM on CPU reads an id that is out of range from row 0, whatever its check mode says.
+Bounds are checked here, always: FBGEMM on CPU reads an id that is out of range from row 0, whatever its check mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from models.config import TableBackend
+from models.config import RowType, TableBackend
+from models.embedding.quantized import HEAD_BYTES, StoredRows
+from shared.errors import InvalidRequestError, WeightsError
 
 Rows: TypeAlias = npt.NDArray[np.float32]
 RowIds: TypeAlias = npt.NDArray[np.int64]
 Gather: TypeAlias = Callable[[dict[str, RowIds]], dict[str, Rows]]
 
+FBGEMM_ROWS_MAX = 2**31 - 1
+"""FBGEMM's operator takes 32-bit ids."""
 
-def shard_tables(parts: dict[str, Rows], backend: TableBackend) -> Gather:
+
+def shard_tables(parts: Mapping[str, Rows | StoredRows], backend: TableBackend) -> Gather:
     """Return the look-up of a shard.
 
     Args:
-        parts: table -> float32 [rows of this shard, D].
+        parts: table -> rows of this shard, stored or float32 [rows, D].
         backend: ``fbgemm``: one call of ``IntNBitTableBatchedEmbeddingBagsCodegen`` for all tables, the operator that
-            also serves quantized rows and GPUs. ``reference``: one numpy gather a table.
+            also serves GPUs; it copies the rows. ``reference``: one numpy gather a table; copies nothing, so it is the
+            one for rows that are mapped from a file.
 
     Returns:
-        A function from table -> int64 [U], local rows within bounds, to table -> float32 [U, D].
+        A function from table -> int64 [U], local rows, to table -> float32 [U, D]. It raises ``InvalidRequestError``
+        where a row is outside its table.
+
+    Raises:
+        WeightsError: FBGEMM is asked for rows that are mapped from a file, or for more rows than it can address.
     """
-    if not parts:
+    stored = {name: part if isinstance(part, StoredRows) else StoredRows.of(part) for name, part in parts.items()}
+    if not stored:
         return lambda ids: {}
-    if backend == "reference":
-        return lambda ids: {name: part[ids[name]] for name, part in parts.items()}
-    return _Fbgemm(parts)
+    return _Reference(stored) if backend == "reference" else _Fbgemm(stored)
+
+
+def check_rows(table: str, rows: RowIds, num_rows: int) -> None:
+    """Refuse rows that a table does not have.
+
+    Args:
+        table: Its name.
+        rows: int64 [U].
+        num_rows: Rows of the table.
+
+    Raises:
+        InvalidRequestError: a row is negative or at least ``num_rows``; names table, limit and value.
+    """
+    # One pass for both ends: as unsigned, a negative row is larger than any table.
+    if len(rows) and rows.view(np.uint64).max() >= num_rows:
+        wrong = rows[(rows < 0) | (rows >= num_rows)]
+        raise InvalidRequestError(
+            f"rows of table {table} must be in [0, {num_rows}), are {wrong.min()} to {wrong.max()}",
+            field=f"unique_rows.{table}",
+            limit=num_rows,
+            value=int(wrong[0]),
+        )
+
+
+class _Reference:
+    """One gather a table."""
+
+    def __init__(self, parts: dict[str, StoredRows]) -> None:
+        self._parts = parts
+
+    def __call__(self, ids: dict[str, RowIds]) -> dict[str, Rows]:
+        for name, part in self._parts.items():
+            check_rows(name, ids[name], len(part))
+        return {name: part.read(ids[name]) for name, part in self._parts.items()}
 
 
 class _Fbgemm:
-    """All tables of a shard in one table-batched embedding operator without pooling."""
+    """All tables of a shard in one table-batched embedding operator without pooling, a group for each width."""
 
-    def __init__(self, parts: dict[str, Rows]) -> None:
-        # Only a replica that looks up in tables pays for this import.
-        from fbgemm_gpu.split_embedding_configs import SparseType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
-
-        self._names = tuple(parts)
-        fp32 = SparseType.FP32
-        self._tables = IntNBitTableBatchedEmbeddingBagsCodegen(
-            [(name, len(part), part.shape[1], fp32, EmbeddingLocation.HOST) for name, part in parts.items()],
-            pooling_mode=PoolingMode.NONE,
-            output_dtype=fp32,
-            device="cpu",
-            row_alignment=1,
-        )
-        self._tables.initialize_weights()
-        as_bytes = [torch.from_numpy(np.array(part)).view(torch.uint8) for part in parts.values()]
-        self._tables.assign_embedding_weights([(weight, None) for weight in as_bytes])
+    def __init__(self, parts: dict[str, StoredRows]) -> None:
+        for name, part in parts.items():
+            if part.is_mapped:
+                raise WeightsError(f"rows of table {name} are mapped from a file, which needs backend reference")
+            if len(part) > FBGEMM_ROWS_MAX:
+                raise WeightsError(f"table {name} must have at most {FBGEMM_ROWS_MAX} rows for FBGEMM, has {len(part)}")
+        self._num_rows = {name: len(part) for name, part in parts.items()}
+        # Rows without pooling come out side by side in one matrix, so all tables of one operator have one width.
+        widths = dict.fromkeys(part.width for part in parts.values())
+        self._groups = [
+            (names, _operator({name: parts[name] for name in names}))
+            for names in ([name for name, part in parts.items() if part.width == width] for width in widths)
+        ]
 
     def __call__(self, ids: dict[str, RowIds]) -> dict[str, Rows]:
-        wanted = [ids[name] for name in self._names]
-        # Without pooling a table is one bag: offsets are where each table's ids end.
-        ends = np.cumsum([0, *map(len, wanted)], dtype=np.int32)
-        rows = self._tables(torch.from_numpy(np.concatenate(wanted).astype(np.int32)), torch.from_numpy(ends)).numpy()
-        return {name: rows[ends[index] : ends[index + 1]] for index, name in enumerate(self._names)}
+        for name, num_rows in self._num_rows.items():
+            check_rows(name, ids[name], num_rows)
+        found: dict[str, Rows] = {}
+        for names, operator in self._groups:
+            wanted = [ids[name] for name in names]
+            # Without pooling a table is one bag: offsets are where each table's ids end.
+            ends = np.cumsum([0, *map(len, wanted)], dtype=np.int32)
+            flat = torch.from_numpy(np.concatenate(wanted).astype(np.int32))
+            rows = operator(flat, torch.from_numpy(ends)).numpy()
+            found |= {name: rows[ends[index] : ends[index + 1]] for index, name in enumerate(names)}
+        return found
+
+
+def _operator(parts: dict[str, StoredRows]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    # Only a replica that looks up in tables pays for this import.
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
+
+    types: dict[RowType, SparseType] = {
+        "fp32": SparseType.FP32,
+        "fp16": SparseType.FP16,
+        "int8": SparseType.INT8,
+        "int4": SparseType.INT4,
+    }
+    tables: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = IntNBitTableBatchedEmbeddingBagsCodegen(
+        [(name, len(part), part.width, types[part.row_type], EmbeddingLocation.HOST) for name, part in parts.items()],
+        pooling_mode=PoolingMode.NONE,
+        output_dtype=SparseType.FP32,
+        device="cpu",
+        row_alignment=1,
+    )
+    tables.initialize_weights()  # type: ignore[attr-defined]
+    tables.assign_embedding_weights([_as_bytes(part) for part in parts.values()])  # type: ignore[attr-defined]
+    return tables
+
+
+def _as_bytes(part: StoredRows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a copy of the rows as FBGEMM takes them: bytes of the values, and of scale and bias where there are."""
+    if part.row_type in ("fp32", "fp16"):
+        return torch.from_numpy(np.array(part.data, order="C")).view(torch.uint8), None
+    values, head = part.data[:, HEAD_BYTES:], part.data[:, :HEAD_BYTES]
+    return torch.from_numpy(np.array(values, order="C")), torch.from_numpy(np.array(head, order="C"))
