@@ -9,14 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.errors import WeightsError
 
-FORMAT_VERSION: Final = 1
-"""Layout of a version folder that this code reads and writes."""
+FORMAT_VERSION: Final = 2
+"""Layout of a version folder that this code writes: 2 adds a checksum a chunk to the checksum a file."""
+
+READABLE: Final = (1, 2)
+"""Layouts that this code reads; a file of layout 1 counts as one chunk."""
+
+CHUNK_BYTES: Final = 16 * 2**20
+"""Size of a chunk: large enough that a request to an object store costs little beside it, small enough to repeat."""
+
+CHUNK_BYTES_MAX: Final = 2**30
+"""Limit on the chunk size of a manifest of layout 2: whoever loads must hold a chunk in memory."""
 
 MANIFEST_NAME: Final = "manifest.json"
 """File name of the manifest inside a version folder."""
@@ -24,7 +34,11 @@ MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_BYTES_MAX: Final = 16 * 2**20
 """A larger manifest is refused before it is parsed."""
 
+DELTAS_NAME: Final = "deltas"
+"""Folder beside the versions that holds the deltas of each; no version may be called so."""
+
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_SHA256 = r"^[0-9a-f]{64}$"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*){0,3}")
 _NAME_CHARS_MAX = 128
 
@@ -33,10 +47,13 @@ def check_version_name(value: str) -> str:
     """Return the name of a version, one path segment that cannot be hidden or lead elsewhere.
 
     Raises:
-        ValueError: another character than letters, digits, ``_.-``, a leading dot, or over 128 characters.
+        ValueError: another character than letters, digits, ``_.-``, a leading dot, over 128 characters, or
+            ``DELTAS_NAME``.
     """
     if not _VERSION.fullmatch(value):
         raise ValueError(f"version name must match {_VERSION.pattern}, is {value!r}")
+    if value == DELTAS_NAME:
+        raise ValueError(f"version name must not be {DELTAS_NAME!r}: deltas lie there")
     return value
 
 
@@ -79,12 +96,64 @@ class TensorEntry(_Part):
     shape: tuple[Annotated[int, Field(ge=0)], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a file that is read and checked on its own.
+
+    Args:
+        index: Number of the chunk in its file, from 0.
+        offset: Where it begins in the file, bytes.
+        length: Its bytes.
+        sha256: Its SHA-256, 64 hex digits.
+    """
+
+    index: int
+    offset: int
+    length: int
+    sha256: str
+
+
 class FileEntry(_Part):
-    """One file of the version: where it lies, its size and its SHA-256 (64 hex digits)."""
+    """One file of the version: where it lies, its size, its SHA-256 and those of its chunks (64 hex digits each).
+
+    Args:
+        path: Relative path inside the version.
+        bytes: Size.
+        sha256: Checksum of the whole.
+        chunk_bytes: Size of all chunks but the last; None in layout 1.
+        chunks: Checksum of each chunk, in order; None in layout 1.
+    """
 
     path: Annotated[str, AfterValidator(check_path)]
     bytes: int = Field(ge=0)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str = Field(pattern=_SHA256)
+    chunk_bytes: int | None = Field(None, ge=1, le=CHUNK_BYTES_MAX)
+    chunks: tuple[Annotated[str, Field(pattern=_SHA256)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _chunks_fit(self) -> Self:
+        if (self.chunk_bytes is None) != (self.chunks is None):
+            raise ValueError("chunk_bytes and chunks must be given together")
+        if self.chunk_bytes is not None and self.chunks is not None:
+            expected = -(-self.bytes // self.chunk_bytes)
+            if len(self.chunks) != expected:
+                raise ValueError(
+                    f"{self.bytes} bytes in chunks of {self.chunk_bytes} must have {expected} checksums, "
+                    f"have {len(self.chunks)}"
+                )
+        return self
+
+    def pieces(self) -> tuple[Chunk, ...]:
+        """Return the chunks of the file, in order; none of an empty file, one of a file of layout 1."""
+        if not self.bytes:
+            return ()
+        if self.chunk_bytes is None or self.chunks is None:
+            return (Chunk(0, 0, self.bytes, self.sha256),)
+        size = self.chunk_bytes
+        return tuple(
+            Chunk(index, index * size, min(size, self.bytes - index * size), sha256)
+            for index, sha256 in enumerate(self.chunks)
+        )
 
 
 class TensorFile(FileEntry):
@@ -97,18 +166,25 @@ class Manifest(_Part):
     """All of one weights version.
 
     Args:
-        format_version: Layout of the folder, ``FORMAT_VERSION``.
+        format_version: Layout of the folder, one of ``READABLE``.
         version: Name of the version, the name of its folder.
         created: When it was made, ``2026-11-29T20:14:43.123456Z``.
         files: Tensor group -> its file.
         documents: Document name -> its JSON file.
     """
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1, 2] = FORMAT_VERSION
     version: VersionName
     created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$")
     files: dict[EntryName, TensorFile]
     documents: dict[EntryName, FileEntry]
+
+    @model_validator(mode="after")
+    def _layout_holds(self) -> Self:
+        for entry in self.entries():
+            if (entry.chunks is not None) != (self.format_version >= 2):
+                raise ValueError(f"{entry.path}: layout {self.format_version} and chunks do not go together")
+        return self
 
     def entries(self) -> list[FileEntry]:
         """Return every file of the version."""
@@ -116,7 +192,7 @@ class Manifest(_Part):
 
     def encode(self) -> bytes:
         """Return the manifest file: JSON with the checksum of the rest in ``digest``."""
-        document = self.model_dump(mode="json")
+        document = self.model_dump(mode="json", exclude_none=True)
         return json.dumps({**document, "digest": _digest(document)}, indent=1).encode()
 
     @classmethod
@@ -143,8 +219,9 @@ class Manifest(_Part):
         if not isinstance(document, dict):
             raise refuse(f"must hold an object, has {type(document).__name__}")
         # First of all: a later layout may have other fields, and the reader should learn that, not "extra field".
-        if document.get("format_version") != FORMAT_VERSION:
-            raise refuse(f"has format version {document.get('format_version')!r}, this code reads {FORMAT_VERSION}")
+        if document.get("format_version") not in READABLE:
+            readable = " and ".join(map(str, READABLE))
+            raise refuse(f"has format version {document.get('format_version')!r}, this code reads {readable}")
         digest = document.pop("digest", None)
         if digest != _digest(document):
             raise refuse("does not match its own checksum")
@@ -153,7 +230,7 @@ class Manifest(_Part):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise refuse(f"{where}: {first['msg']}") from error
+            raise refuse(f"{where or 'manifest'}: {first['msg']}") from error
         if manifest.version != version:
             raise refuse(f"belongs to version {manifest.version}")
         return manifest

@@ -11,7 +11,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from shared.clock import Clock, SystemClock
 from shared.errors import WeightsError
-from shared.weights.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, check_version_name
+from shared.weights.manifest import (
+    CHUNK_BYTES,
+    DELTAS_NAME,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_NAME,
+    Manifest,
+    check_version_name,
+)
 from shared.weights.reader import WeightReader
 from shared.weights.writer import STAGING_PREFIX, WeightWriter
 
@@ -41,6 +48,16 @@ class WeightStore:
             scheme = str(url).partition("://")[0]  # not the whole URL: it may hold credentials
             raise WeightsError(f"weight store {scheme}://... cannot be used: {error}", version=None, file="") from error
         self._root: str = root.rstrip("/")
+
+    @property
+    def fs(self) -> fsspec.AbstractFileSystem:
+        """The file system."""
+        return self._fs
+
+    @property
+    def root(self) -> str:
+        """The folder of the versions on that file system."""
+        return self._root
 
     def versions(self) -> list[str]:
         """Return the complete versions, oldest first: manifest valid, every file there and of the right size."""
@@ -74,19 +91,20 @@ class WeightStore:
             raise WeightsError(str(error), version=version, file=MANIFEST_NAME) from error
         return WeightReader(self._fs, f"{self._root}/{version}", self._read_manifest(version))
 
-    def writer(self, version: str | None = None) -> WeightWriter:
+    def writer(self, version: str | None = None, chunk_bytes: int = CHUNK_BYTES) -> WeightWriter:
         """Start a new version.
 
         Args:
             version: Its name; None: made of the time and the content at ``commit``.
+            chunk_bytes: Size of the chunks that loaders read and check on their own.
 
         Raises:
             WeightsError: the name is not valid, or the store cannot be written.
         """
-        return WeightWriter(self._fs, self._root, version, self._clock)
+        return WeightWriter(self._fs, self._root, version, self._clock, chunk_bytes)
 
     def prune(self, keep: int) -> list[str]:
-        """Remove the oldest complete versions, and staged folders that dead writers left a day ago.
+        """Remove the oldest complete versions with their deltas, and staged folders that dead writers left a day ago.
 
         The manifest goes first, so a version that is half removed is not listed. A replica that has mapped the files of
         a local store keeps them until it lets go.
@@ -106,8 +124,9 @@ class WeightStore:
         for version in removed:
             try:
                 self._fs.rm_file(f"{self._root}/{version}/{MANIFEST_NAME}")
-                if self._fs.exists(f"{self._root}/{version}"):  # an empty prefix of an object store is gone by now
-                    self._fs.rm(f"{self._root}/{version}", recursive=True)
+                for folder in (version, f"{DELTAS_NAME}/{version}"):
+                    if self._fs.exists(f"{self._root}/{folder}"):  # an empty prefix of an object store is gone by now
+                        self._fs.rm(f"{self._root}/{folder}", recursive=True)
             except OSError as error:
                 raise _error(version, "", f"cannot be removed: {error}") from error
         if isinstance(self._fs, LocalFileSystem):
@@ -163,7 +182,7 @@ class WeightStore:
         listing: dict[str, dict[str, int]] = {}
         for path, info in found.items():
             version, _, rest = path[len(self._root) :].lstrip("/").partition("/")
-            if rest and not version.startswith("."):
+            if rest and not version.startswith(".") and version != DELTAS_NAME:
                 listing.setdefault(version, {})[rest] = int(info["size"])
         return listing
 

@@ -24,6 +24,7 @@ from shared.clock import Clock
 from shared.errors import WeightsError
 from shared.weights.layout import CODES
 from shared.weights.manifest import (
+    CHUNK_BYTES,
     MANIFEST_NAME,
     FileEntry,
     Manifest,
@@ -49,12 +50,21 @@ class WeightWriter:
         root: Folder of the store.
         version: Name of the version; None: UTC time and content hash, ``20261129-201443-1a2b3c4d``.
         clock: Where the time of creation comes from.
+        chunk_bytes: Size of the chunks that are read and checked on their own.
 
     Raises:
         WeightsError: ``version`` is not a valid name, or staging cannot be made.
     """
 
-    def __init__(self, fs: fsspec.AbstractFileSystem, root: str, version: str | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        fs: fsspec.AbstractFileSystem,
+        root: str,
+        version: str | None,
+        clock: Clock,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._chunk_bytes = chunk_bytes
         self._fs = fs
         self._root = root
         self._clock = clock
@@ -107,10 +117,10 @@ class WeightWriter:
         target = self._prepare(path)
         try:
             save_file(arrays, target)
-            num_bytes, sha256 = _seal(target)
+            entry = seal(target, path, self._chunk_bytes)
         except OSError as error:
             raise self._error(f"cannot be written: {error}", path) from error
-        self._files[group] = TensorFile(path=path, bytes=num_bytes, sha256=sha256, tensors=entries)
+        self._files[group] = TensorFile(**entry.model_dump(), tensors=entries)
 
     def add_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Add a JSON document.
@@ -127,10 +137,9 @@ class WeightWriter:
         target = self._prepare(path)
         try:
             target.write_text(json.dumps(document, indent=1, allow_nan=False), encoding="utf-8")
-            num_bytes, sha256 = _seal(target)
+            self._documents[name] = seal(target, path, self._chunk_bytes)
         except (OSError, TypeError, ValueError) as error:
             raise self._error(f"cannot be written: {error}", path) from error
-        self._documents[name] = FileEntry(path=path, bytes=num_bytes, sha256=sha256)
 
     def commit(self) -> str:
         """Publish the version: from here on ``WeightStore.versions`` lists it.
@@ -222,12 +231,24 @@ class WeightWriter:
         return WeightsError(f"weights {self._version or '(new)'}: {where}{reason}", version=self._version, file=path)
 
 
-def _seal(path: Path) -> tuple[int, str]:
-    """Flush a file to disk and return its size and SHA-256."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-        return file.tell(), digest
+def seal(file: Path, path: str, chunk_bytes: int) -> FileEntry:
+    """Flush a file to disk and return its entry: size and checksums, of the whole and of each chunk.
+
+    Args:
+        file: The file.
+        path: Its path inside the version.
+        chunk_bytes: Size of all chunks but the last.
+    """
+    whole, chunks, num_bytes = hashlib.sha256(), [], 0
+    with file.open("rb") as opened:
+        while data := opened.read(chunk_bytes):
+            whole.update(data)
+            chunks.append(hashlib.sha256(data).hexdigest())
+            num_bytes += len(data)
+        os.fsync(opened.fileno())
+    return FileEntry(
+        path=path, bytes=num_bytes, sha256=whole.hexdigest(), chunk_bytes=chunk_bytes, chunks=tuple(chunks)
+    )
 
 
 def _sync(path: Path) -> None:

@@ -102,9 +102,10 @@ def test_half_written_version(folder: Path) -> None:
         (b"", "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[1, 2]", "must hold an object"),
-        (b'{"format_version": 2}', "has format version 2, this code reads 1"),
+        (b'{"format_version": 3}', "has format version 3, this code reads 1 and 2"),
         (b"{}", "has format version None"),
         (b'{"format_version": 1}', "does not match its own checksum"),
+        (b'{"format_version": 2}', "does not match its own checksum"),
         (b"[" * 100_000, "is not JSON"),
     ],
 )
@@ -236,7 +237,8 @@ def test_verify_names_every_wrong_file(folder: Path) -> None:
 def test_a_document_that_is_not_an_object(folder: Path) -> None:
     path = folder / "v" / "model.json"
     path.write_bytes(b"[1]")
-    entry = {"path": "model.json", "bytes": 3, "sha256": hashlib.sha256(b"[1]").hexdigest()}
+    digest = hashlib.sha256(b"[1]").hexdigest()
+    entry = {"path": "model.json", "bytes": 3, "sha256": digest, "chunk_bytes": 4, "chunks": [digest]}
     reseal(folder, lambda document: document["documents"].update(model=entry))
     check_refused(folder, "model.json", "must hold an object", listed=True)
 
