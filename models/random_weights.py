@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from models.calibration import Calibration
@@ -81,16 +82,8 @@ def random_weights(
     genre_rows, year_rows = vocabularies["genre"].rows(genre_keys[flat]), vocabularies["year"].rows(years)
     catalog = ItemCatalog(items, genre_rows, offsets, year_rows, groups, counters)
     num_rows = {table.name: vocabularies[table.name].num_rows for table in config.tables}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        ranker = Ranker(
-            config, num_rows, item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
-        )
-        for parameter in ranker.parameters():
-            # Far from their initial values, so that no term is lost in the rounding of another; in wide layers less so,
-            # or the scores would all be 0 or 1.
-            fan_in = parameter.shape[-1] if parameter.dim() > 1 else 1
-            parameter.data += min(0.3, fan_in**-0.5) * torch.randn(parameter.shape)
+    item_genres = item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
+    ranker = _random_ranker(config, num_rows, item_genres, seed)
     calibration = Calibration(
         {
             depth: np.stack(
@@ -113,3 +106,17 @@ def random_weights(
     candidates: list[EntityId] = [*items[: min(num_items, 20)].tolist(), "no-such-item"]
     add_golden(source, GoldenRequest(1, candidates, "web", 10_000 * length + 50, history))
     return source
+
+
+def _random_ranker(
+    config: RankerConfig, num_rows: dict[str, int], item_genres: npt.NDArray[np.float32], seed: int
+) -> Ranker:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ranker = Ranker(config, num_rows, item_genres)
+        for parameter in ranker.parameters():
+            # Far from their initial values, so that no term is lost in the rounding of another; in wide layers less so,
+            # or the scores would all be 0 or 1.
+            fan_in = parameter.shape[-1] if parameter.dim() > 1 else 1
+            parameter.data += min(0.3, fan_in**-0.5) * torch.randn(parameter.shape)
+    return ranker

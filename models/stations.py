@@ -21,8 +21,8 @@ from models.calibration import Calibration
 from models.config import OBJECTIVES, RankerConfig, TableBackend
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
-from models.embedding.plan import ShardPlan
-from models.embedding.shard_tables import shard_tables
+from models.embedding.serving_rows import hot_rows
+from models.embedding.table_shard import TableShard as TableShard
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
 from models.heads import combined_value, probabilities
@@ -51,57 +51,6 @@ ROWS_MULTIPLE = 8
 MKL sums the last few rows of a product in another order (measured: all of 1 to 3 rows, the odd row of 33); with row
 counts that are multiples of 4 no row differed between any two counts from 1 to 1,000.
 """
-
-
-class TableShard:
-    """One shard's part of the candidate-side tables.
-
-    Args:
-        source: The weights.
-        shard: This shard, from 0.
-        num_shards: S.
-        backend: How rows are looked up, see ``models.embedding.shard_tables``.
-
-    Raises:
-        ValueError: ``shard`` is not in ``[0, num_shards)``.
-    """
-
-    def __init__(self, source: WeightSource, shard: int, num_shards: int, backend: TableBackend = "reference") -> None:
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
-        config = RankerConfig.model_validate(source.json("model"))
-        self.shard = shard
-        self.plan = ShardPlan.of(config, num_shards)
-        parts = {
-            name: np.ascontiguousarray(self.plan.part(name, shard, table_weight(source, name)))
-            for name in self.plan.tables_of(shard)
-        }
-        self._num_rows = {name: len(part) for name, part in parts.items()}
-        self._gather = shard_tables(parts, backend)
-
-    def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the rows that this shard owns of ``features.unique_rows``, unpooled.
-
-        Returns:
-            table -> float32 [U_s, D], in the order of ``unique_rows``; tables of which it owns no row are left out.
-
-        Raises:
-            InvalidRequestError: a row is outside its table.
-        """
-        return self._gather({name: self._local_rows(name, features.unique_rows[name]) for name in self._num_rows})
-
-    def _local_rows(self, name: str, unique: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        num_rows = self._num_rows[name]
-        local = self.plan.local_rows(name, unique[self.plan.owned(name, self.shard, unique)])
-        if len(local) and not 0 <= int(local.min()) <= int(local.max()) < num_rows:
-            found = f"{local.min()} to {local.max()}"
-            raise InvalidRequestError(
-                f"rows of table {name} on shard {self.shard} must be in [0, {num_rows}), are {found}",
-                field=f"unique_rows.{name}",
-                limit=num_rows,
-                value=int(local.max()),
-            )
-        return local
 
 
 class RequestEncoder:
@@ -238,7 +187,9 @@ class CandidateRanker:
                 raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
             with_formats(self._network, plan.layers)
         self._assembler = Assembler(
-            config, {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables}
+            config,
+            {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables},
+            hot_rows(source, config),
         )
         self._objective_weights = np.array([config.objective_weights[name] for name in OBJECTIVES], np.float32)
         self._calibration = Calibration.from_weights(source, config.depths)

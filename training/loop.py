@@ -86,7 +86,7 @@ class Trainer:
             other_click, other_conversion = _losses(other, labels)
             loss = loss + share * (other_click + weights.conversion * other_conversion)
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self._network, self._config.optimizer.gradient_norm_max)
         self._optimizer.step()
         self._rows_done += batch.num_candidates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,15 @@ class Assembler:
     Args:
         config: The ranker's configuration.
         oov_rows: table -> float32 [D], row 0 of each candidate-side table, which stands in for a missing shard.
+        hot: table -> int64, ascending, its hot rows, see ``models.embedding.serving_rows``.
     """
 
-    def __init__(self, config: RankerConfig, oov_rows: dict[str, Floats]) -> None:
+    def __init__(
+        self, config: RankerConfig, oov_rows: dict[str, Floats], hot: Mapping[str, npt.NDArray[np.int64]] | None = None
+    ) -> None:
         self._config = config
         self._oov_rows = oov_rows
+        self._hot = hot
         self._plans: dict[int, ShardPlan] = {}
 
     def pool(self, features: FeatureBatch, shards: Sequence[EmbeddingRows | None]) -> PooledEmbeddings:
@@ -53,7 +57,7 @@ class Assembler:
 
     def _plan(self, num_shards: int) -> ShardPlan:
         if num_shards not in self._plans:
-            self._plans[num_shards] = ShardPlan.of(self._config, num_shards)
+            self._plans[num_shards] = ShardPlan.of(self._config, num_shards, self._hot)
         return self._plans[num_shards]
 
     def _table(
@@ -62,23 +66,24 @@ class Assembler:
         table = np.empty((len(unique), self._config.width), np.float32)
         for shard in range(plan.num_shards):
             owned = plan.owned(name, shard, unique)
+            first, last = plan.columns(name, shard)
+            num_owned, width = int(owned.sum()), last - first
+            if not num_owned or not width:
+                continue
             part = shards[shard]
             if part is None:
-                table[owned] = self._oov_rows[name]
+                table[owned, first:last] = self._oov_rows[name][first:last]
                 continue
-            num_owned = int(owned.sum())
             rows = part.rows.get(name)
-            if rows is None and not num_owned:
-                continue
-            if rows is None or rows.shape != (num_owned, self._config.width):
+            if rows is None or rows.shape != (num_owned, width):
                 found = None if rows is None else rows.shape
                 raise InvalidRequestError(
-                    f"shard {shard} must give {num_owned} rows of {self._config.width} of table {name}, gave {found}",
+                    f"shard {shard} must give {num_owned} rows of {width} of table {name}, gave {found}",
                     field=f"rows.{name}",
                     limit=num_owned,
                     value=str(found),
                 )
-            table[owned] = rows
+            table[owned, first:last] = rows
         return table
 
 

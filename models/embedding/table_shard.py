@@ -1,0 +1,63 @@
+"""One shard of the candidate-side tables, as a station runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from models.config import RankerConfig, TableBackend
+from models.embedding.plan import ShardPlan
+from models.embedding.quantized import StoredRows
+from models.embedding.serving_rows import hot_rows, stored_rows
+from models.embedding.shard_tables import check_rows, shard_tables
+from models.source import WeightSource
+from shared.schema.features import FeatureBatch
+
+
+class TableShard:
+    """One shard's part of the candidate-side tables.
+
+    Args:
+        source: The weights.
+        shard: This shard, from 0.
+        num_shards: S.
+        backend: How rows are looked up, see ``models.embedding.shard_tables``.
+
+    Raises:
+        ValueError: ``shard`` is not in ``[0, num_shards)``.
+        WeightsError: the weights do not have the rows that the model asks for.
+    """
+
+    def __init__(self, source: WeightSource, shard: int, num_shards: int, backend: TableBackend = "reference") -> None:
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
+        config = RankerConfig.model_validate(source.json("model"))
+        self.shard = shard
+        self.plan = ShardPlan.of(config, num_shards, hot_rows(source, config))
+        self._num_rows: dict[str, int] = {}
+        parts: dict[str, StoredRows] = {}
+        for name in self.plan.tables_of(shard):
+            whole = stored_rows(source, config, name)
+            part = self.plan.part(name, shard, whole)
+            self._num_rows[name] = len(whole)
+            # A strided view would keep the whole table in memory.
+            parts[name] = StoredRows(part.row_type, part.width, np.ascontiguousarray(part.data))
+        self.num_bytes = {name: part.num_bytes for name, part in parts.items()}
+        """table -> bytes of this shard's rows."""
+        self._gather = shard_tables(parts, backend)
+
+    def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
+        """Return what this shard gives of ``features.unique_rows``, unpooled.
+
+        Returns:
+            table -> float32 [U_s, D_s], in the order of ``unique_rows``; tables of which it holds nothing are left out.
+
+        Raises:
+            InvalidRequestError: a row is outside its table; every shard says so, whoever would own it.
+        """
+        wanted = {}
+        for name, num_rows in self._num_rows.items():
+            unique = features.unique_rows[name]
+            check_rows(name, unique, num_rows)
+            wanted[name] = self.plan.local_rows(name, unique[self.plan.owned(name, self.shard, unique)])
+        return self._gather(wanted)
