@@ -126,8 +126,9 @@ def _step(config: RankerConfig, num_rows: dict[str, int], threshold: int) -> dic
     traffic = (parameters.traffic.num_collectives, parameters.traffic.num_bytes)
     torch.optim.SGD(parameters.trainable, lr=1.0).step()
     parameters.gather()
-    changes = [(a - b).abs().max() for a, b in zip(alone.parameters(), before.parameters(), strict=True)]
-    errors = [(a - b).abs().max() for a, b in zip(alone.parameters(), ranker.parameters(), strict=True)]
+    with torch.no_grad():
+        changes = [(a - b).abs().max() for a, b in zip(alone.parameters(), before.parameters(), strict=True)]
+        errors = [(a - b).abs().max() for a, b in zip(alone.parameters(), ranker.parameters(), strict=True)]
     return {
         "threshold": threshold,
         "num_replicated": parameters.delegation.num_replicated,
