@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from models.calibration import Calibration
@@ -9,6 +13,7 @@ from models.config import RankerConfig
 from models.embedding import catalog as catalog_group
 from models.embedding import vocabulary as vocabulary_group
 from models.embedding.catalog import ItemCatalog
+from models.embedding.serving_rows import with_serving_rows
 from models.embedding.tables import group, table_weight
 from models.embedding.vocabulary import Vocabulary
 from models.ranker import Ranker
@@ -22,6 +27,7 @@ def export_source(
     catalog: ItemCatalog,
     calibration: Calibration,
     version: str = "unpublished",
+    traffic: Mapping[str, npt.NDArray[np.integer]] | None = None,
 ) -> MemorySource:
     """Return a ranker as a weight source; arrays are shared with the ranker where they can be.
 
@@ -31,6 +37,7 @@ def export_source(
         catalog: Attributes of the items.
         calibration: Scale and offset of each depth.
         version: Name of the source.
+        traffic: table -> reads of each row, for tables with hot rows.
     """
     dense: Tensors = {
         f"{NETWORK_PREFIX}{name}": value.detach().numpy() for name, value in ranker.network.state_dict().items()
@@ -40,7 +47,8 @@ def export_source(
     for table in ranker.config.tables:
         groups[group(table.name)] = ranker.tables.export(table.name)
         groups[vocabulary_group.GROUP] |= vocabularies[table.name].tensors(table.name)
-    return MemorySource(version, groups, {"model": ranker.config.model_dump(mode="json")})
+    source = MemorySource(version, groups, {"model": ranker.config.model_dump(mode="json")})
+    return with_serving_rows(source, traffic)
 
 
 def import_ranker(source: WeightSource) -> Ranker:

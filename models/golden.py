@@ -119,7 +119,8 @@ class Golden:
         features = self._features(extractor)
         for table, rows in shard.lookup(features).items():
             owned = shard.plan.owned(table, shard.shard, features.unique_rows[table])
-            if not np.array_equal(rows, self._expected[f"{_ROWS}{table}"][owned]):
+            first, last = shard.plan.columns(table, shard.shard)
+            if not np.array_equal(rows, self._expected[f"{_ROWS}{table}"][owned, first:last]):
                 raise self._differs(f"{_ROWS}{table} on shard {shard.shard}", "rows differ")
 
     def check_encoder(self, encoder: RequestEncoder) -> None:

@@ -84,15 +84,9 @@ def random_weights(
     num_rows = {table.name: vocabularies[table.name].num_rows for table in config.tables}
     item_genres = item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
     ranker = _random_ranker(config, num_rows, item_genres, seed)
-    calibration = Calibration(
-        {
-            depth: np.stack(
-                [random.uniform(0.8, 1.2, config.num_objectives), random.normal(0.0, 0.2, config.num_objectives)]
-            ).astype(np.float32)
-            for depth in config.depths
-        }
-    )
-    source = export_source(ranker, vocabularies, catalog, calibration, version)
+    calibration = _random_calibration(config, random)
+    traffic = {name: random.zipf(1.3, rows) for name, rows in num_rows.items() if config.table(name).hot_rows}
+    source = export_source(ranker, vocabularies, catalog, calibration, version, traffic)
     if not golden:
         return source
     length = min(config.history_length, num_items)
@@ -120,3 +114,13 @@ def _random_ranker(
             fan_in = parameter.shape[-1] if parameter.dim() > 1 else 1
             parameter.data += min(0.3, fan_in**-0.5) * torch.randn(parameter.shape)
     return ranker
+
+
+def _random_calibration(config: RankerConfig, random: np.random.Generator) -> Calibration:
+    count = config.num_objectives
+    return Calibration(
+        {
+            depth: np.stack([random.uniform(0.8, 1.2, count), random.normal(0.0, 0.2, count)]).astype(np.float32)
+            for depth in config.depths
+        }
+    )

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.segmented_topk import segmented_topk
 from models.arrays import tensor_view
 from models.calibration import Calibration
-from models.config import OBJECTIVES, RankerConfig, TableBackend
+from models.config import OBJECTIVES, RankerConfig
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
 from models.embedding.serving_rows import hot_rows

@@ -109,7 +109,7 @@ class ShardPlan:
         if placed.kind in ("table_wise", "column_wise"):
             return np.full(rows.shape, self._holds(table, shard))
         if placed.kind == "replicated":
-            return np.arange(len(rows)) % self.num_shards == shard
+            return np.asarray(np.arange(len(rows)) % self.num_shards == shard)
         if not len(placed.hot):
             return np.asarray(rows % self.num_shards == shard)
         _, is_hot = _find(placed.hot, rows)
