@@ -73,6 +73,11 @@ BENCHMARKS: dict[str, Entry] = {
         "compute of every station in one process, without Ray: the floor under the mesh's latency",
         ("preprocess_ms", "embedding_ms", "sequence_ms", "ranking_light_ms", "ranking_full_ms", "foundation_ms"),
     ),
+    "tables": Entry(
+        "benchmarks.embedding.tables:run",
+        "AUC of MovieLens-1M by table scheme and bytes: separate, allocated, multiplexed; and by row type; 8 minutes",
+        ("auc", "gain_allocated", "gain_multiplexed", "rows_bytes", "rows_error", "rows_auc", "rows_ne"),
+    ),
 }
 
 
