@@ -90,12 +90,16 @@ def simplify(network: RankingNetwork, run: Callable[[RankingNetwork], object], t
         network: Network without biases.
         run: Runs a network on calibration rows, all exits of it.
         threshold: Largest relative contribution of a unit that is removed, in ``[0, 1)``.
+        multiple: Hidden widths stay multiples of this where they were: the units that contribute most among those to be
+            removed stay.
 
     Raises:
-        ValueError: the threshold is out of range, or the network has biases, which removal would lose.
+        ValueError: the threshold or the multiple is out of range, or the network has biases, which removal would lose.
     """
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must be in [0, 1), is {threshold}")
+    if multiple < 1:
+        raise ValueError(f"multiple must be at least 1, is {multiple}")
     config = network.config
     if config.bias:
         raise ValueError("a network with bias cannot be simplified: removing a unit would remove its bias as well")
@@ -103,13 +107,13 @@ def simplify(network: RankingNetwork, run: Callable[[RankingNetwork], object], t
     old = config.layer_sizes
     kept: list[dict[Group, _Kept]] = [
         {
-            "request": _kept(sizes.request, layer.request, threshold),
-            "candidate": _kept(sizes.candidate, layer.candidate, threshold),
+            "request": _kept(sizes.request, layer.request, threshold, multiple),
+            "candidate": _kept(sizes.candidate, layer.candidate, threshold, multiple),
         }
         for sizes, layer in zip(old, found.layers, strict=True)
     ]
-    feed_forward = [_over(layer.feed_forward, threshold) for layer in found.layers]
-    heads = {depth: _over(values, threshold) for depth, values in found.heads.items()}
+    feed_forward = [_over(layer.feed_forward, threshold, multiple) for layer in found.layers]
+    heads = {depth: _over(values, threshold, multiple) for depth, values in found.heads.items()}
     weights = {name: value.detach() for name, value in network.state_dict().items()}
     sizes = []
     for index, before in enumerate(old):
@@ -141,7 +145,7 @@ def num_parameters(network: RankingNetwork) -> int:
 # ---------------------------------------------------------------------------------------------------- what stays
 
 
-def _kept(sizes: BlockSizes, found: BlockContributions, threshold: float) -> _Kept:
+def _kept(sizes: BlockSizes, found: BlockContributions, threshold: float, multiple: int) -> _Kept:
     alive = set(_over(found.tokens, threshold))
     with_mlp = set(_over(found.mlp, threshold))
     with_linear = {sizes.num_mlp_tokens + row for row in _over(found.linear, threshold)}
@@ -152,7 +156,7 @@ def _kept(sizes: BlockSizes, found: BlockContributions, threshold: float) -> _Ke
     linear = linear or [sizes.num_mlp_tokens + int(found.linear.argmax())]
     residual = [token for token in range(sizes.num_tokens) if token in alive and token not in {*mlp, *linear}]
     return _Kept(
-        hidden=_over(found.hidden, threshold),
+        hidden=_over(found.hidden, threshold, multiple),
         mixtures=_over(found.mixtures, threshold),
         mlp=mlp,
         linear=linear,
@@ -160,10 +164,11 @@ def _kept(sizes: BlockSizes, found: BlockContributions, threshold: float) -> _Ke
     )
 
 
-def _over(contributions: Tensor, threshold: float) -> Indices:
-    """Return the places of contributions over the threshold, or that of the largest where none is."""
-    over = torch.nonzero(contributions > threshold).flatten().tolist()
-    return over or [int(contributions.argmax())]
+def _over(contributions: Tensor, threshold: float, multiple: int = 1) -> Indices:
+    """Return the places of contributions over the threshold, and of the next ones up to a multiple; at least one."""
+    count = max(int((contributions > threshold).sum()), 1)
+    count = min(-(-count // multiple) * multiple, len(contributions))
+    return sorted(torch.argsort(contributions, descending=True, stable=True)[:count].tolist())
 
 
 def _removals(

@@ -62,7 +62,7 @@ class SimplifyReport:
 
 
 def simplify_version(
-    store: WeightStore, version: str, data_dir: Path, threshold: float, console: Console
+    store: WeightStore, version: str, data_dir: Path, threshold: float, console: Console, multiple: int = 1
 ) -> tuple[str, SimplifyReport]:
     """Simplify a published version, show the tables and publish the smaller model as a new version.
 
@@ -72,6 +72,7 @@ def simplify_version(
         data_dir: Folder of fetched data.
         threshold: See ``models.simplify``.
         console: Where the tables are shown.
+        multiple: See ``models.simplify``.
 
     Returns:
         The new version and what was done.
@@ -91,7 +92,7 @@ def simplify_version(
         )
     dataset = dataset_of(reader, data_dir)
     model = TrainedModel.from_weights(reader, dataset)
-    smaller, removals = simplify_model(model, dataset, threshold)
+    smaller, removals = simplify_model(model, dataset, threshold, multiple=multiple)
     before, after = evaluate_all(model, dataset), evaluate_all(smaller, dataset)
     report = SimplifyReport(
         source=version,
@@ -108,7 +109,7 @@ def simplify_version(
 
 
 def simplify_model(
-    model: TrainedModel, dataset: Dataset, threshold: float, num_rows: int = CALIBRATION_ROWS
+    model: TrainedModel, dataset: Dataset, threshold: float, num_rows: int = CALIBRATION_ROWS, multiple: int = 1
 ) -> tuple[TrainedModel, tuple[Removal, ...]]:
     """Return a model without the units that contribute nothing on the newest training rows, calibrated again.
 
@@ -117,10 +118,11 @@ def simplify_model(
         dataset: Its data.
         threshold: See ``models.simplify``.
         num_rows: Newest training rows to measure on.
+        multiple: See ``models.simplify``.
     """
     train = dataset.split.train
     rows = train.select(slice(max(len(train) - num_rows, 0), len(train)))
-    found = simplify(model.ranker.network, lambda network: _run(model, network, dataset, rows), threshold)
+    found = simplify(model.ranker.network, lambda network: _run(model, network, dataset, rows), threshold, multiple)
     smaller = TrainedModel(model.ranker.with_network(found.network), model.index, model.calibration)
     return calibrate(smaller, dataset), found.removals
 

@@ -27,6 +27,9 @@ def simplify(
             help="Largest relative contribution of a unit that is removed; 0: only what contributes nothing.",
         ),
     ] = 0.0,
+    multiple: Annotated[
+        int, typer.Option("--multiple", min=1, max=256, help="Hidden widths stay multiples of this, for vector units.")
+    ] = 8,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,6 +43,8 @@ def simplify(
     settings = load_settings()
     weights = WeightStore(store or str(settings.var_dir.absolute() / "weights"))
     console = Console(highlight=False, stderr=as_json)
-    made, report = simplify_version(weights, version or weights.latest(), settings.data_dir, threshold, console)
+    made, report = simplify_version(
+        weights, version or weights.latest(), settings.data_dir, threshold, console, multiple
+    )
     if as_json:
         sys.stdout.write(json.dumps({"version": made, **report.document()}) + "\n")

@@ -11,15 +11,15 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kernels.backends import BackendUnavailableError
+from kernels.lowp_linear import LowpLinear
 from shared.clock import Clock
 
-Format: TypeAlias = Literal["fp32", "fp32_packed", "bf16_packed", "int8"]
+Format: TypeAlias = Literal["fp32", "fp32_packed", "bf16_packed", "int8", "int8_native"]
 """``fp32``: torch's own product; ``packed``: oneDNN with weights laid out ahead; ``int8``: both sides in 8 bits, the
-weights scaled by output channel, the inputs by row when they come."""
+weights scaled by output channel, the inputs by row when they come; ``native``: the same with the C++ kernels."""
 
-FORMATS: Final[tuple[Format, ...]] = ("fp32", "fp32_packed", "bf16_packed", "int8")
-
-LOW_FORMATS: Final[tuple[Format, ...]] = ("bf16_packed", "int8")
+FORMATS: Final[tuple[Format, ...]] = ("fp32", "fp32_packed", "bf16_packed", "int8", "int8_native")
 
 INT8_MAX: Final = 127.0
 _ROW_SCALE_MIN: Final = 1e-30
@@ -73,6 +73,25 @@ class Int8Linear(nn.Module):
         return (sums * (scale * self.scale_n)).view(*x.shape[:-1], -1)
 
 
+class NativeInt8Linear(nn.Module):
+    """``Int8Linear`` with quantisation and product in one C++ kernel.
+
+    Args:
+        weight: float32 [N, K].
+
+    Raises:
+        kernels.backends.BackendUnavailableError: the kernels cannot run here.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self._linear = LowpLinear(weight.detach(), format="int8", backend="native")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map: float32 [.., K] -> float32 [.., N]."""
+        return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
 def linear_in(weight: Tensor, number_format: Format, num_rows: int = 512) -> nn.Module:
     """Return a linear without bias in a format, ready to serve.
 
@@ -80,14 +99,28 @@ def linear_in(weight: Tensor, number_format: Format, num_rows: int = 512) -> nn.
         weight: float32 [N, K].
         number_format: The format.
         num_rows: Rows that it will mostly see.
+
+    Raises:
+        kernels.backends.BackendUnavailableError: the format's kernels cannot run here.
     """
     if number_format == "int8":
         return Int8Linear(weight)
+    if number_format == "int8_native":
+        return NativeInt8Linear(weight)
     if number_format == "fp32":
         plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         plain.weight = nn.Parameter(weight.detach(), requires_grad=False)
         return plain
     return PackedLinear(weight, torch.bfloat16 if number_format == "bf16_packed" else torch.float32, num_rows)
+
+
+def missing(number_format: Format) -> str:
+    """Say why a format cannot run here; "" where it can, however slowly."""
+    try:
+        linear_in(torch.zeros(1, 1), number_format)
+    except BackendUnavailableError as error:
+        return str(error)
+    return ""
 
 
 def formats_of_device(clock: Clock) -> dict[Format, str]:
@@ -103,6 +136,9 @@ def formats_of_device(clock: Clock) -> dict[Format, str]:
     plain_s = _best_s(linear_in(weight, "fp32"), rows, clock)
     found: dict[Format, str] = {"fp32": ""}
     for name in FORMATS[1:]:
+        if why := missing(name):
+            found[name] = why
+            continue
         slower = _best_s(linear_in(weight, name), rows, clock) / max(plain_s, 1e-9)
         found[name] = "" if slower <= _PROBE_SLOWER_MAX else f"a {_PROBE_SIZE}^3 product took {slower:.0f} times fp32"
     return found

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from models.config import RankerConfig
-from models.quantize.formats import Format
+from models.quantize.formats import Format, missing
 from shared.config import Config
 from shared.log import JsonLogger
 
@@ -109,8 +109,8 @@ def find_plan(
 ) -> PrecisionPlan | None:
     """Return the plan in a folder for this version on this device; None where there is none.
 
-    A plan of another version, device or shape, and a file that is no plan, is ignored, with a line in the log that says
-    why.
+    A plan of another version, device or shape, one with a format whose kernels are not there, and a file that is no plan,
+    is ignored, with a line in the log that says why.
 
     Args:
         folder: Where ``rankmesh quantize`` writes.
@@ -141,4 +141,7 @@ def _read(path: Path, wanted: dict[str, str]) -> tuple[str, PrecisionPlan | None
     for name, value in wanted.items():
         if (found := getattr(plan, name)) != value:
             return f"{name} is {found!r}, not {value!r}", None
+    for number_format in sorted(set(plan.layers.values())):
+        if why := missing(number_format):
+            return f"format {number_format}: {why}", None
     return "", plan

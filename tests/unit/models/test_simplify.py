@@ -203,6 +203,16 @@ def test_a_high_threshold_leaves_one_of_each() -> None:
     assert all(torch.isfinite(value).all() for value in _outputs(small).values())
 
 
+def test_hidden_widths_stay_multiples_and_the_strongest_of_the_removed_stay() -> None:
+    network = _network(_dead_hidden)
+    small = simplify(network, _outputs, threshold=0.05, multiple=4).network
+    narrow = simplify(network, _outputs, threshold=0.05).network
+    for wide, exact in zip(small.config.layer_sizes, narrow.config.layer_sizes, strict=True):
+        for width, least in ((wide.candidate.hidden_width, exact.candidate.hidden_width),):
+            assert width % 4 == 0
+            assert least <= width < least + 4
+
+
 def test_the_smaller_model_is_served_and_equals_the_oracle() -> None:
     source = random_weights(_CONFIG)
     ranker = import_ranker(source)
@@ -226,6 +236,8 @@ def test_the_smaller_model_is_served_and_equals_the_oracle() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\), is 1"):
         simplify(_network(lambda _: None), lambda _: None, 1.0)
+    with pytest.raises(ValueError, match="multiple must be at least 1, is 0"):
+        simplify(_network(lambda _: None), lambda _: None, multiple=0)
     with pytest.raises(ValueError, match="bias"):
         simplify(RankingNetwork(TINY.model_copy(update={"bias": True})), lambda _: None)
     with pytest.raises(ValueError, match="every layer and exit must run"):

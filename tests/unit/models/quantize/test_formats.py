@@ -15,6 +15,7 @@ _EPSILON: dict[Format, float] = {
     "bf16_packed": torch.finfo(torch.bfloat16).eps,
     # Half a step of 127 on either side of the product.
     "int8": 1 / 127,
+    "int8_native": 1 / 127,
 }
 
 
@@ -42,7 +43,7 @@ def test_a_format_is_right_to_its_precision(number_format: Format, shape: tuple[
     assert float((found.double() - expected).abs().max()) <= limit
 
 
-@pytest.mark.parametrize("number_format", ["fp32_packed", "bf16_packed", "int8"])
+@pytest.mark.parametrize("number_format", ["fp32_packed", "bf16_packed", "int8", "int8_native"])
 def test_the_bits_of_a_row_do_not_depend_on_the_others(number_format: Format) -> None:
     _skip_unless_fast(number_format)
     rows, weight = _product(200, 96, 64)

@@ -69,6 +69,16 @@ def test_a_plan_of_something_else_is_ignored_and_logged(
     assert reason in _reasons(stream)[0]
 
 
+def test_a_plan_whose_kernels_are_not_there_is_ignored_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.quantize.plan.missing", lambda name: "not built" if name == "int8_native" else "")
+    _plan(layers={"layers.0.candidate.up": "int8_native"}).write(tmp_path)
+    stream = io.StringIO()
+    assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
+    assert _reasons(stream) == ["format int8_native: not built"]
+
+
 def test_a_file_that_is_no_plan_is_ignored_and_logged(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "b.json").write_bytes(b"\xff")
