@@ -83,7 +83,9 @@ class _Kept:
         return [*self.mlp, *self.linear, *self.residual]
 
 
-def simplify(network: RankingNetwork, run: Callable[[RankingNetwork], object], threshold: float = 0.0) -> Simplified:
+def simplify(
+    network: RankingNetwork, run: Callable[[RankingNetwork], object], threshold: float = 0.0, multiple: int = 1
+) -> Simplified:
     """Make a network smaller; the given one stays as it is.
 
     Args:

@@ -109,8 +109,8 @@ def find_plan(
 ) -> PrecisionPlan | None:
     """Return the plan in a folder for this version on this device; None where there is none.
 
-    A plan of another version, device or shape, one with a format whose kernels are not there, and a file that is no plan,
-    is ignored, with a line in the log that says why.
+    A plan of another version, device or shape, one with a format whose kernels are not there, and a file that is no
+    plan, is ignored, with a line in the log that says why.
 
     Args:
         folder: Where ``rankmesh quantize`` writes.
