@@ -128,7 +128,7 @@ class RankingNetwork(nn.Module):
             KeyError: there is no exit of that depth.
         """
         depth = self.config.num_layers if depth is None else depth
-        return self._exit(state, self._candidate_tokens(pooled, counters, speculative, levels), layout, depth)[0]
+        return self._exit(state, self.candidate_tokens(pooled, counters, speculative, levels), layout, depth)[0]
 
     def all_exits(
         self,
@@ -144,7 +144,7 @@ class RankingNetwork(nn.Module):
         Returns:
             depth -> logits [C, O], and each candidate's own speculative embedding [C, E].
         """
-        tokens = self._candidate_tokens(pooled, counters, speculative, levels)
+        tokens = self.candidate_tokens(pooled, counters, speculative, levels)
         logits: dict[int, Tensor] = {}
         hidden = tokens
         for index in range(self.config.num_layers):
@@ -156,7 +156,7 @@ class RankingNetwork(nn.Module):
 
     def embed(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
         """Return the speculative embeddings [C, E] of candidates that have none yet; arguments as in ``full_pass``."""
-        tokens = self._candidate_tokens(pooled, counters, None, None)
+        tokens = self.candidate_tokens(pooled, counters, None, None)
         return self.heads.embed(self._exit(state, tokens, layout, self.config.num_layers)[1])
 
     def _exit(self, state: State, tokens: Tensor, layout: CandidateLayout, depth: int) -> tuple[Tensor, Tensor]:
@@ -165,9 +165,10 @@ class RankingNetwork(nn.Module):
             tokens = self._layer(index, tokens, state, layout)
         return self.heads.exit(depth).rank(tokens, state[f"head{depth}"], layout)
 
-    def _candidate_tokens(
+    def candidate_tokens(
         self, pooled: Tensor, counters: Tensor, speculative: Tensor | None, levels: Tensor | None
     ) -> Tensor:
+        """Return the tokens [candidate inputs, C, D] that enter the first layer; arguments as in ``full_pass``."""
         if speculative is None or levels is None:
             extra = self.presence[int(HitLevel.NONE)].expand(len(pooled), -1)
         else:

@@ -6,9 +6,10 @@ weights and holds no other state. Arrays of other processes may be read-only; th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch import Tensor
 from kernels.segmented_topk import segmented_topk
 from models.arrays import tensor_view
 from models.calibration import Calibration
+from models.candidate_stack import CandidateStack
 from models.config import OBJECTIVES, RankerConfig
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
@@ -42,6 +44,7 @@ from shared.schema.speculative import HitLevel, SpeculativeEmbeddings
 from shared.schema.user import UserHistory
 
 StateArrays = dict[str, npt.NDArray[np.float32]]
+RankerBackend: TypeAlias = Literal["torch", "native"]
 DENSE_GROUP = "dense"
 NETWORK_PREFIX = "network."
 
@@ -170,12 +173,21 @@ class CandidateRanker:
         source: The weights.
         clock: Measures the two passes.
         plan: Number formats of the layers; None: float32 throughout.
+        backend: Runs the full pass's layers: ``torch``, as the plan says, or ``native``, the fused C++ stack, whose
+            activations are bfloat16 and which takes no plan.
 
     Raises:
-        ValueError: the plan is of another version or model.
+        ValueError: the plan is of another version or model, or given to ``native``.
+        kernels.native.NativeUnavailableError: ``native`` cannot run here.
     """
 
-    def __init__(self, source: WeightSource, clock: Clock | None = None, plan: PrecisionPlan | None = None) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        clock: Clock | None = None,
+        plan: PrecisionPlan | None = None,
+        backend: RankerBackend = "torch",
+    ) -> None:
         config = RankerConfig.model_validate(source.json("model"))
         self._config = config
         self._clock = clock or SystemClock()
@@ -185,7 +197,12 @@ class CandidateRanker:
             wanted = (source.version, shapes_digest(config))
             if (plan.version, plan.shapes) != wanted:
                 raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
+            if backend != "torch":
+                raise ValueError(f"a plan is for backend torch, not {backend}")
             with_formats(self._network, plan.layers)
+        self._backend = backend
+        depths = config.exits if backend == "native" else ()
+        self._stacks = {depth: CandidateStack(self._network, depth, "native") for depth in depths}
         self._assembler = Assembler(
             config,
             {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables},
@@ -196,19 +213,30 @@ class CandidateRanker:
         self._cold_start = RequestEncoder(source).cold_start()
 
     @classmethod
-    def from_weights(cls, source: WeightSource, plan: PrecisionPlan | None = None) -> Self:
+    def from_weights(
+        cls, source: WeightSource, plan: PrecisionPlan | None = None, backend: RankerBackend = "torch"
+    ) -> Self:
         """Build from a weights version, and a plan for it where there is one."""
-        return cls(source, plan=plan)
+        return cls(source, plan=plan, backend=backend)
 
     @property
     def score_error(self) -> float:
-        """How far the plan's scores were from those in float32 on held-out rows, at most; 0 without a plan."""
-        return 0.0 if self._plan is None else self._plan.score_error_max
+        """How far scores may be from those in float32; 0 where everything is.
+
+        With a plan: as far as they were on held-out rows. With ``native``: some eight values a layer are rounded to
+        bfloat16 on the way, whose errors add up like a random walk, and the sigmoid damps by 4.
+        """
+        if self._plan is not None:
+            return self._plan.score_error_max
+        if self._backend == "native":
+            return float(torch.finfo(torch.bfloat16).eps) * math.sqrt(8 * self._config.num_layers) / 4
+        return 0.0
 
     def describe(self) -> dict[str, Any]:
         """Say how this ranker computes: exits, and number formats of the layers that are not in float32."""
         layers = {} if self._plan is None else dict(self._plan.layers)
         return {
+            "backend": self._backend,
             "tiers": {tier: self._config.depth(tier) for tier in self._config.tiers},
             "precision": {
                 "planned": self._plan is not None,
@@ -321,7 +349,10 @@ class CandidateRanker:
         with torch.inference_mode():
             pooled, counters = (_pad(part[chosen]) for part in candidates)
             layout = CandidateLayout.single(len(pooled))
-            logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
+            if (stack := self._stacks.get(depth)) is not None:
+                logits = stack.full_pass(state, stack.give(state), pooled, counters, vectors, levels, layout)
+            else:
+                logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
         scores, values = self._score(logits[: len(head)], depth)
         return scores, values, head_levels
 

@@ -68,6 +68,7 @@ class RankingService:
         Raises:
             ConfigError: the model has no such tier.
             WeightsError: the weights do not answer their golden request.
+            kernels.native.NativeUnavailableError: the backend ``native`` cannot run here.
         """
         tiers = sorted(source.json("model")["tiers"])
         if config.tier not in tiers:
@@ -76,7 +77,7 @@ class RankingService:
         if config.plans is not None:
             model = RankerConfig.model_validate(source.json("model"))
             plan = find_plan(Path(config.plans), source.version, model, logger or JsonLogger())
-        ranker = CandidateRanker.from_weights(source, plan)
+        ranker = CandidateRanker.from_weights(source, plan, config.backend)
         Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
         return cls(config, ranker, source.version, clock, replica, logger)
 

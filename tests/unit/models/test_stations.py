@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels.native import status
 from models.config import RankerConfig, TierConfig
 from models.features import FeatureExtractor
+from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
 from models.random_weights import TINY, random_weights
 from models.source import MemorySource
@@ -121,6 +123,24 @@ def test_other_models_equal_the_oracle(changes: dict[str, Any]) -> None:
     for tier in other.config.tiers:
         answer = other.oracle.rank(3, candidates, _history(6), "web", _NOW_S, tier, 20)
         assert compare(answer, other.rank(candidates, _history(6), tier=tier, limit=20), other.tolerance) == []
+
+
+@pytest.mark.parametrize("tier", ["standard", "full"])
+def test_the_native_stack_ranks_to_its_precision_and_the_same_bits_in_any_batch(served: _World, tier: str) -> None:
+    if not (found := status()).available:
+        pytest.skip(found.reason)
+    features = served.features(list(range(1, 41)))
+    state = served.encoder.encode(_history(4), 3, "web", _NOW_S)
+    ranker = CandidateRanker.from_weights(served.source, backend="native")
+    Golden.from_weights(served.source).check_ranker(ranker, served.extractor)
+    assert ranker.describe()["backend"] == "native"
+    whole = ranker.rank(features, state, served.rows(features), None, tier, 40)
+    plain = served.ranker.rank(features, state, served.rows(features), None, tier, 40)
+    by_candidate = [each.scores[np.argsort(each.order)] for each in (whole, plain)]
+    assert float(np.abs(by_candidate[0] - by_candidate[1]).max()) <= ranker.score_error
+    few = served.features(list(range(1, 6)))
+    part = ranker.rank(few, state, served.rows(few), None, tier, 5)
+    np.testing.assert_array_equal(part.scores[np.argsort(part.order)], by_candidate[0][:5])
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
