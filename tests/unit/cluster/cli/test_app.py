@@ -14,7 +14,7 @@ from cluster.cli.group import VerbGroup
 from shared.errors import ConfigError, StageUnavailableError
 
 VERBS = {
-    *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "bench", "compare", "verify"),
+    *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "plan", "bench", "compare", "verify"),
 }
 
 
