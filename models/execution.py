@@ -1,0 +1,261 @@
+"""How a replica executes the network: with which kernels and in which dtype, chosen once at its start and said aloud.
+
+``reference`` runs the training modules in float32. ``torch`` and ``native`` run the request side in their dtype and
+the candidate side as a packed stack of fused layers (``kernels.wukong_layer``). Scores leave in float32 either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import wukong_layer
+from kernels.native import status
+from kernels.packed_linear import PackedLinear, probe_dtypes
+from models.layers.layout import CandidateLayout
+from models.network import RankingNetwork, State
+from models.wukong import Contributions, InteractionLayer
+from shared.errors import ConfigError
+from shared.schema.speculative import HitLevel
+
+Backend: TypeAlias = Literal["reference", "torch", "native"]
+BackendChoice: TypeAlias = Literal["auto", "reference", "torch", "native"]
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+PrecisionChoice: TypeAlias = Literal["auto", "float32", "bfloat16"]
+
+_DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A choice of kernels and dtype.
+
+    Args:
+        backend: Whose kernels.
+        precision: Of stored activations and packed weights; sums, norms, softmax and scores are float32.
+        reason: Why these, in words, with what was measured.
+    """
+
+    backend: Backend
+    precision: Precision
+    reason: str
+
+    def __str__(self) -> str:
+        """Return what a start-up line and a status say."""
+        return f"{self.backend} {self.precision} ({self.reason})"
+
+
+REFERENCE = Execution("reference", "float32", "as configured")
+
+
+def choose_execution(backend: BackendChoice = "auto", precision: PrecisionChoice = "auto") -> Execution:
+    """Choose kernels and dtype for this machine; a choice that is not ``auto`` is kept or refused, never replaced.
+
+    Args:
+        backend: ``auto``: the native library with bfloat16 where it can run, else stock torch.
+        precision: ``auto``: the faster of both by a timed product: without the instructions for it, bfloat16 is
+            hundreds of times slower than float32.
+
+    Raises:
+        ConfigError: the machine cannot do what was asked, or the backend has no such dtype.
+    """
+    if backend == "reference":
+        if precision == "bfloat16":
+            raise ConfigError("backend reference has float32 only", field="precision", value=precision)
+        return REFERENCE
+    native = status()
+    if backend == "native":
+        if not native.available:
+            raise ConfigError(f"backend native cannot be used: {native.reason}", field="backend", value=backend)
+        if precision == "float32":
+            raise ConfigError("backend native has bfloat16 only", field="precision", value=precision)
+        return Execution("native", "bfloat16", "as configured")
+    reasons = []
+    chosen = precision
+    if chosen == "auto":
+        rates = probe_dtypes()
+        chosen = "bfloat16" if rates.dtype == torch.bfloat16 else "float32"
+        reasons.append(f"probe: bfloat16 {rates.bf16_gflops:.0f}, float32 {rates.fp32_gflops:.0f} GFLOP/s")
+    if backend == "auto" and native.available and chosen == "bfloat16":
+        return Execution("native", chosen, ", ".join([*reasons, "native library found"]))
+    if backend == "auto":
+        reasons.append(f"native: {native.reason}" if not native.available else "native has bfloat16 only")
+    return Execution("torch", chosen, ", ".join(reasons) or "as configured")
+
+
+class FusedNetwork:
+    """A network whose candidate side is a packed stack; the interface is that of ``RankingNetwork``.
+
+    Weights are packed when a depth is first used: later changes of the network do not reach it.
+
+    Args:
+        network: In float32; it stays as it is.
+        execution: ``torch`` or ``native``.
+
+    Raises:
+        ConfigError: the network has something that the stack has not: biases, or norms over removed products.
+    """
+
+    def __init__(self, network: RankingNetwork, execution: Execution) -> None:
+        if execution.backend == "reference":
+            raise ConfigError("backend reference is the network itself", field="backend", value="reference")
+        check_fusable(network)
+        self.config = network.config
+        self.execution = execution
+        self._dtype = _DTYPES[execution.precision]
+        self._network = network
+        self._request_side = network if self._dtype == torch.float32 else _copy(network, self._dtype)
+        self._counters = [PackedLinear(network.counters[index].weight) for index in (0, 2)]
+        self._speculative = PackedLinear(network.speculative.weight)
+        self._embedding = PackedLinear(network.heads.speculative.weight)
+        self._stacks: dict[int, wukong_layer.PackedLayers] = {}
+        self._heads = {
+            depth: (PackedLinear(head.hidden.weight.to(self._dtype)), PackedLinear(head.logits.weight))
+            for depth, head in ((depth, network.heads.exit(depth)) for depth in self.config.exits)
+        }
+
+    def encode(
+        self,
+        features: Tensor,
+        items: Tensor,
+        weight_buckets: Tensor,
+        gap_buckets: Tensor,
+        mask: Tensor | None,
+        dense: Tensor,
+    ) -> State:
+        """Compute the request side of B requests: see ``RankingNetwork.encode``; the state is float32."""
+        features, items, dense = (x.to(self._dtype) for x in (features, items, dense))
+        state = self._request_side.encode(features, items, weight_buckets, gap_buckets, mask, dense)
+        return {name: x.float() if x.is_floating_point() else x for name, x in state.items()}
+
+    def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
+        """Score C candidates cheaply, in float32: see ``RankingNetwork.first_pass``."""
+        return self._network.first_pass(state, pooled, counters, layout)
+
+    def full_pass(
+        self,
+        state: State,
+        pooled: Tensor,
+        counters: Tensor,
+        speculative: Tensor | None,
+        levels: Tensor | None,
+        layout: CandidateLayout,
+        depth: int | None = None,
+    ) -> Tensor:
+        """Score C candidates with the first layers and the heads after them: see ``RankingNetwork.full_pass``."""
+        depth = self.config.num_layers if depth is None else depth
+        tokens = self._candidate_tokens(pooled, counters, speculative, levels)
+        hidden = self._hidden(state, tokens, layout, depth)
+        return self._heads[depth][1](hidden.float())
+
+    def embed(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
+        """Return the speculative embeddings [C, E] of candidates: see ``RankingNetwork.embed``."""
+        tokens = self._candidate_tokens(pooled, counters, None, None)
+        return torch.tanh(self._embedding(self._hidden(state, tokens, layout, self.config.num_layers).float()))
+
+    def _candidate_tokens(
+        self, pooled: Tensor, counters: Tensor, speculative: Tensor | None, levels: Tensor | None
+    ) -> Tensor:
+        """Return the tokens that enter the first layer, candidate-major: [C, n, D] in the stack's dtype."""
+        presence = self._network.presence
+        made = self._counters[1](self._counters[0](counters, activation="relu"))
+        if speculative is None or levels is None:
+            extra = presence[int(HitLevel.NONE)].expand(len(pooled), -1)
+        else:
+            extra = self._speculative(speculative) + functional.embedding(levels, presence)
+        return torch.cat([pooled, made[:, None], extra[:, None]], dim=1).to(self._dtype)
+
+    def _hidden(self, state: State, tokens: Tensor, layout: CandidateLayout, depth: int) -> Tensor:
+        """Run the layers before an exit and its hidden layer: [C, hidden] in the stack's dtype."""
+        stack = self._stack(depth)
+        given = [_given(state, index, self._zero_rows(index)) for index in range(depth)]
+        packed = wukong_layer.give(stack, given, mask=state.get("mask"))
+        index = None if layout.request_index is None else layout.request_index.to(torch.int32)
+        flat = wukong_layer.rank(stack, tokens, packed, index).flatten(1)
+        part = state[f"head{depth}"]
+        hidden = self._heads[depth][0]
+        if layout.request_index is None:
+            return hidden(flat, part[0].contiguous(), "relu")
+        return functional.relu(hidden(flat).float() + layout.rows(part)).to(self._dtype)
+
+    def _stack(self, depth: int) -> wukong_layer.PackedLayers:
+        if depth not in self._stacks:
+            layers = [cast(InteractionLayer, self._network.layers[index]) for index in range(depth)]
+            weights = [_weights(layer, self._zero_rows(index)) for index, layer in enumerate(layers)]
+            backend = self.execution.backend
+            self._stacks[depth] = wukong_layer.pack(weights, backend=backend, dtype=self._dtype)
+        return self._stacks[depth]
+
+    def _zero_rows(self, index: int) -> int:
+        return self.config.layer_sizes[index].candidate.num_residual_tokens
+
+
+def executed(network: RankingNetwork, execution: Execution) -> RankingNetwork | FusedNetwork:
+    """Return what runs a network: itself, or its packed form."""
+    return network if execution.backend == "reference" else FusedNetwork(network, execution)
+
+
+def check_fusable(network: RankingNetwork) -> None:
+    """Refuse a network that the packed stack cannot compute.
+
+    Raises:
+        ConfigError: says what it has.
+    """
+    if network.config.bias:
+        raise ConfigError("a network with biases runs on backend reference only", field="backend", value="bias")
+    for index, sizes in enumerate(network.config.layer_sizes):
+        own = sizes.candidate
+        if own.num_products_counted != own.num_products:
+            raise ConfigError(
+                f"layer {index} norms {own.num_products} products as {own.num_products_counted}: "
+                "a simplified network runs on backend reference only",
+                field="backend", limit=own.num_products_counted, value=own.num_products,
+            )  # fmt: skip
+
+
+def _copy(network: RankingNetwork, dtype: torch.dtype) -> RankingNetwork:
+    fresh = RankingNetwork(network.config)
+    fresh.load_state_dict(network.state_dict())
+    return fresh.requires_grad_(False).eval().to(dtype)
+
+
+def _weights(layer: InteractionLayer, num_zero_rows: int) -> wukong_layer.LayerWeights:
+    block = layer.candidate
+    return wukong_layer.LayerWeights(
+        query_tokens=block.query_tokens,
+        query=block.query.weight,
+        attention_out=block.attention_out.weight,
+        mixtures=block.mixtures,
+        norm_products=block.norm_products.weight,
+        up=block.up.weight,
+        down=block.down.weight,
+        linear=_padded(block.linear, num_zero_rows, 0),
+        residual=block.residual,
+        norm=block.norm.weight,
+        num_heads=layer.num_heads,
+    )
+
+
+def _given(state: State, index: int, num_zero_rows: int) -> wukong_layer.LayerGiven:
+    own = Contributions.of(state, index)
+    return wukong_layer.LayerGiven(
+        keys=own.keys,
+        values=own.values,
+        queries=own.queries,
+        mixtures=own.mixtures,
+        linear=_padded(own.linear, num_zero_rows, 1),
+        hidden=own.hidden,
+    )
+
+
+def _padded(x: Tensor, num_rows: int, axis: int) -> Tensor:
+    """Append rows of zeros on an axis: output tokens that only the residual makes are linear tokens of nothing."""
+    if num_rows == 0:
+        return x
+    shape = list(x.shape)
+    shape[axis] = num_rows
+    return torch.cat([x, x.new_zeros(shape)], dim=axis)
