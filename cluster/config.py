@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints, model_validator
 
 from models.config import TableBackend
+from models.execution_config import ExecutionConfig
 from services.embedding.config import EmbeddingConfig
 from services.ingress.config import IngressConfig, TierName
 from services.preprocess.config import PreprocessConfig
@@ -232,6 +233,7 @@ class MeshConfig(Config):
         foundation: Workers that fill it; None: it is only read.
         ranking: Tier name -> deployment; the tiers that ``ingress.service.tiers`` names, no others.
         edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
+        execution: Kernels and dtype of every station that runs the network; one dtype, so that they fit together.
         ray: The runtime.
     """
 
@@ -249,6 +251,7 @@ class MeshConfig(Config):
         default_factory=lambda: {"full": RankingStation(), "light": RankingStation()}
     )
     edges: dict[str, Transport] = Field(default_factory=dict)
+    execution: ExecutionConfig = ExecutionConfig()
     ray: RayConfig = RayConfig()
 
     @model_validator(mode="after")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from numpy.typing import NDArray
 
+    from models.execution_config import Execution
     from models.stations import CandidateRanker
     from shared.schema.api import Event
     from shared.schema.embeddings import EmbeddingRows
@@ -67,6 +68,16 @@ class Place:
     def weights(self) -> WeightReader:
         """Open the weights version."""
         return WeightStore(self.weights_url).open(self.version)
+
+    def execution(self) -> Execution:
+        """Choose the kernels and the dtype of this replica, for the machine that it is on.
+
+        Raises:
+            ConfigError: the machine cannot do what the configuration asks.
+        """
+        from models.execution import choose_execution  # imports torch
+
+        return choose_execution(self.config.execution.backend, self.config.execution.precision)
 
 
 def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -182,7 +193,7 @@ class Sequence(Station):
         config, weights = place.config.sequence.service, place.weights()
 
         def build() -> RequestEncoder:
-            encoder = RequestEncoder.from_weights(weights)
+            encoder = RequestEncoder.from_weights(weights, place.execution())
             Golden.from_weights(weights).check_encoder(encoder)
             return encoder
 
@@ -240,7 +251,7 @@ class Foundation(Station):
         part = place.config.foundation
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
-        ranker = quietly(checked_ranker, place.weights())
+        ranker = quietly(checked_ranker, place.weights(), place.execution)
         self.service = FoundationService(part.service, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def precompute(
@@ -267,7 +278,7 @@ class Ranking(Station):
         config, weights = place.config.ranking_service(tier), place.weights()
         if tier not in (tiers := weights.json("model")["tiers"]):
             raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
-        ranker = quietly(checked_ranker, weights)
+        ranker = quietly(checked_ranker, weights, place.execution)
         self.service = RankingService(config, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def rank(
@@ -315,8 +326,12 @@ class Ingress(Station):
         return create_app(self.service)
 
 
-def checked_ranker(weights: WeightReader) -> CandidateRanker:
+def checked_ranker(weights: WeightReader, execution: Callable[[], Execution]) -> CandidateRanker:
     """Return the candidate path of a weights version, once it has answered the golden request as it must.
+
+    Args:
+        weights: The version.
+        execution: Chooses kernels and dtype.
 
     Raises:
         WeightsError: the weights do not load, or an answer differs.
@@ -326,7 +341,7 @@ def checked_ranker(weights: WeightReader) -> CandidateRanker:
     from models.stations import CandidateRanker
 
     golden, extractor = Golden.from_weights(weights), FeatureExtractor.from_weights(weights)
-    ranker = CandidateRanker.from_weights(weights)
+    ranker = CandidateRanker.from_weights(weights, execution())
     golden.check_extractor(extractor)  # for preprocess too, whose process has no torch to check with
     golden.check_ranker(ranker, extractor)
     return ranker

@@ -159,4 +159,5 @@ def _replica(deployment: str, replica: Mapping[str, Any], replies: Replies) -> R
         pid=replica.get("pid"),
         version=said.get("version"),
         counters=said.get("counters", {}),
+        execution=said.get("execution"),
     )

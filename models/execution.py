@@ -6,50 +6,23 @@ the candidate side as a packed stack of fused layers (``kernels.wukong_layer``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import wukong_layer
 from kernels.native import status
 from kernels.packed_linear import PackedLinear, probe_dtypes
+from models.execution_config import REFERENCE, BackendChoice, Execution, Precision, PrecisionChoice
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
 from models.wukong import Contributions, InteractionLayer
 from shared.errors import ConfigError
 from shared.schema.speculative import HitLevel
 
-Backend: TypeAlias = Literal["reference", "torch", "native"]
-BackendChoice: TypeAlias = Literal["auto", "reference", "torch", "native"]
-Precision: TypeAlias = Literal["float32", "bfloat16"]
-PrecisionChoice: TypeAlias = Literal["auto", "float32", "bfloat16"]
-
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """A choice of kernels and dtype.
-
-    Args:
-        backend: Whose kernels.
-        precision: Of stored activations and packed weights; sums, norms, softmax and scores are float32.
-        reason: Why these, in words, with what was measured.
-    """
-
-    backend: Backend
-    precision: Precision
-    reason: str
-
-    def __str__(self) -> str:
-        """Return what a start-up line and a status say."""
-        return f"{self.backend} {self.precision} ({self.reason})"
-
-
-REFERENCE = Execution("reference", "float32", "as configured")
 
 
 def choose_execution(backend: BackendChoice = "auto", precision: PrecisionChoice = "auto") -> Execution:
@@ -109,7 +82,7 @@ class FusedNetwork:
         self._dtype = _DTYPES[execution.precision]
         self._network = network
         self._request_side = network if self._dtype == torch.float32 else _copy(network, self._dtype)
-        self._counters = [PackedLinear(network.counters[index].weight) for index in (0, 2)]
+        self._counters = [PackedLinear(cast(nn.Linear, network.counters[index]).weight) for index in (0, 2)]
         self._speculative = PackedLinear(network.speculative.weight)
         self._embedding = PackedLinear(network.heads.speculative.weight)
         self._stacks: dict[int, wukong_layer.PackedLayers] = {}

@@ -131,7 +131,7 @@ class Golden:
         """
         request = self.request
         for name, value in encoder.encode(request.history, request.user, request.surface, request.as_of_s).items():
-            self._close(f"{_STATE}{name}", value)
+            self._close(f"{_STATE}{name}", value, encoder.execution.precision)
 
     def check_ranker(self, ranker: CandidateRanker, extractor: FeatureExtractor) -> None:
         """Check the part of a ranking tier, both passes, and of the foundation workers.
@@ -146,7 +146,7 @@ class Golden:
         state = {name.removeprefix(_STATE): value for name, value in self._expected.items() if name.startswith(_STATE)}
         rows = [EmbeddingRows(features.stamp, 0, self._rows())]
         for name, value in _ranker_tensors(self._config, ranker, features, state, rows, self._speculative()).items():
-            self._close(name, value, _PLANNED * ranker.score_error)
+            self._close(name, value, ranker.execution.precision, _PLANNED * ranker.score_error)
 
     def _features(self, extractor: FeatureExtractor) -> FeatureBatch:
         return extractor.extract_ids(self.request.candidates).stamped(_stamp(self._version))
@@ -163,13 +163,13 @@ class Golden:
         if not np.array_equal(value, self._expected[name]):
             raise self._differs(name, "values differ")
 
-    def _close(self, name: str, value: npt.NDArray[Any], planned: float = 0.0) -> None:
+    def _close(self, name: str, value: npt.NDArray[Any], precision: str, planned: float = 0.0) -> None:
         expected = self._expected[name]
         if value.shape != expected.shape:
             raise self._differs(name, f"shape is {value.shape}, must be {expected.shape}")
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         error = float(np.abs(value - expected).max(initial=0.0))
-        allowed = tolerance(self._config) * scale + planned
+        allowed = tolerance(self._config, precision) * scale + planned
         if not error <= allowed:
             raise self._differs(name, f"off by {error:.3g}, allowed is {allowed:.3g}")
 

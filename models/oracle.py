@@ -419,11 +419,18 @@ def _dense_features(weights: list[float], gaps: list[int], num_total: int) -> li
     ]
 
 
-def tolerance(config: RankerConfig) -> float:
+ROUNDINGS_PER_LAYER = 12
+"""Times that a value is stored on its way through one interaction layer: queries, attention, products, norms, maps."""
+
+
+def tolerance(config: RankerConfig, precision: str = "float32") -> float:
     """Return how far a score may be from the oracle's: c * eps(float32) * sqrt(K).
 
     K is the longest sum of a layer. c is 64: some 10 layers follow one another, a norm may blow an error up by a few
     times, and a sigmoid damps the last step by 4. Measured errors are under a quarter of it.
+
+    With ``precision`` bfloat16, sums are float32 still, but a value is rounded by at most eps / 2 each time that it is
+    stored; such errors add up like independent ones: eps(bfloat16) / 2 * sqrt(roundings) on top.
     """
     length = max(
         *(
@@ -434,7 +441,10 @@ def tolerance(config: RankerConfig) -> float:
         *(group.num_products for sizes in config.layer_sizes for group in (sizes.request, sizes.candidate)),
         config.history_length + config.encoder.num_summaries,
     )
-    return float(64 * np.finfo(np.float32).eps * math.sqrt(length))
+    summed = float(64 * np.finfo(np.float32).eps * math.sqrt(length))
+    if precision == "float32":
+        return summed
+    return summed + 2.0**-8 * math.sqrt(ROUNDINGS_PER_LAYER * config.num_layers)
 
 
 def compare(answer: OracleAnswer, response: Ranked, tolerance: float) -> list[str]:

@@ -6,10 +6,10 @@ weights and holds no other state. Arrays of other processes may be read-only; th
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from torch import Tensor
 from kernels.segmented_topk import segmented_topk
 from models.arrays import tensor_view
 from models.calibration import Calibration
-from models.candidate_stack import CandidateStack
 from models.config import OBJECTIVES, RankerConfig
 from models.embedding.assemble import Assembler
 from models.embedding.catalog import ItemCatalog
@@ -27,6 +26,8 @@ from models.embedding.serving_rows import hot_rows
 from models.embedding.table_shard import TableShard as TableShard
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
+from models.execution import executed
+from models.execution_config import REFERENCE, Execution
 from models.heads import combined_value, probabilities
 from models.inputs import RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
@@ -44,7 +45,6 @@ from shared.schema.speculative import HitLevel, SpeculativeEmbeddings
 from shared.schema.user import UserHistory
 
 StateArrays = dict[str, npt.NDArray[np.float32]]
-RankerBackend: TypeAlias = Literal["torch", "native"]
 DENSE_GROUP = "dense"
 NETWORK_PREFIX = "network."
 
@@ -61,21 +61,23 @@ class RequestEncoder:
 
     Args:
         source: The weights.
+        execution: Kernels and dtype.
     """
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, execution: Execution = REFERENCE) -> None:
         config = RankerConfig.model_validate(source.json("model"))
+        self.execution = execution
         self._config = config
-        self._network = load_network(source, config)
+        self._network = executed(load_network(source, config), execution)
         used = dict.fromkeys(["item", *(feature.table for feature in config.request_features)])
         self._vocabularies = {name: Vocabulary.from_weights(source, name) for name in used}
         self._tables = {name: tensor_view(table_weight(source, name)) for name in used if name != "item"}
         self._events = _event_table(source, config, self._vocabularies["item"])
 
     @classmethod
-    def from_weights(cls, source: WeightSource) -> Self:
+    def from_weights(cls, source: WeightSource, execution: Execution = REFERENCE) -> Self:
         """Build from a weights version."""
-        return cls(source)
+        return cls(source, execution)
 
     def encode(self, history: UserHistory, user: EntityId, surface: str, as_of_s: int) -> StateArrays:
         """Encode one request.
@@ -172,37 +174,33 @@ class CandidateRanker:
     Args:
         source: The weights.
         clock: Measures the two passes.
-        plan: Number formats of the layers; None: float32 throughout.
-        backend: Runs the full pass's layers: ``torch``, as the plan says, or ``native``, the fused C++ stack, whose
-            activations are bfloat16 and which takes no plan.
+        execution: Kernels and dtype.
+        plan: Number formats of the layers, instead of packed kernels; None: as ``execution`` says throughout.
 
     Raises:
-        ValueError: the plan is of another version or model, or given to ``native``.
-        kernels.native.NativeUnavailableError: ``native`` cannot run here.
+        ValueError: the plan is of another version or model.
     """
 
     def __init__(
         self,
         source: WeightSource,
         clock: Clock | None = None,
+        execution: Execution = REFERENCE,
         plan: PrecisionPlan | None = None,
-        backend: RankerBackend = "torch",
     ) -> None:
         config = RankerConfig.model_validate(source.json("model"))
+        self.execution = execution
         self._config = config
         self._clock = clock or SystemClock()
-        self._network = load_network(source, config)
+        network = load_network(source, config)
         self._plan = plan
         if plan is not None:
             wanted = (source.version, shapes_digest(config))
             if (plan.version, plan.shapes) != wanted:
                 raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
-            if backend != "torch":
-                raise ValueError(f"a plan is for backend torch, not {backend}")
-            with_formats(self._network, plan.layers)
-        self._backend = backend
-        depths = config.exits if backend == "native" else ()
-        self._stacks = {depth: CandidateStack(self._network, depth, "native") for depth in depths}
+            with_formats(network, plan.layers)
+            self.execution = Execution("reference", "float32", f"but by plan {_in_words(plan)}")
+        self._network = executed(network, self.execution)
         self._assembler = Assembler(
             config,
             {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables},
@@ -210,40 +208,19 @@ class CandidateRanker:
         )
         self._objective_weights = np.array([config.objective_weights[name] for name in OBJECTIVES], np.float32)
         self._calibration = Calibration.from_weights(source, config.depths)
-        self._cold_start = RequestEncoder(source).cold_start()
+        self._cold_start = RequestEncoder(source, execution).cold_start()
 
     @classmethod
     def from_weights(
-        cls, source: WeightSource, plan: PrecisionPlan | None = None, backend: RankerBackend = "torch"
+        cls, source: WeightSource, execution: Execution = REFERENCE, plan: PrecisionPlan | None = None
     ) -> Self:
         """Build from a weights version, and a plan for it where there is one."""
-        return cls(source, plan=plan, backend=backend)
+        return cls(source, execution=execution, plan=plan)
 
     @property
     def score_error(self) -> float:
-        """How far scores may be from those in float32; 0 where everything is.
-
-        With a plan: as far as they were on held-out rows. With ``native``: some eight values a layer are rounded to
-        bfloat16 on the way, whose errors add up like a random walk, and the sigmoid damps by 4.
-        """
-        if self._plan is not None:
-            return self._plan.score_error_max
-        if self._backend == "native":
-            return float(torch.finfo(torch.bfloat16).eps) * math.sqrt(8 * self._config.num_layers) / 4
-        return 0.0
-
-    def describe(self) -> dict[str, Any]:
-        """Say how this ranker computes: exits, and number formats of the layers that are not in float32."""
-        layers = {} if self._plan is None else dict(self._plan.layers)
-        return {
-            "backend": self._backend,
-            "tiers": {tier: self._config.depth(tier) for tier in self._config.tiers},
-            "precision": {
-                "planned": self._plan is not None,
-                "layers": layers,
-                "ne_change": 0.0 if self._plan is None else self._plan.ne_change,
-            },
-        }
+        """How far the plan's scores were from those in float32 on held-out rows, at most; 0 without a plan."""
+        return 0.0 if self._plan is None else self._plan.score_error_max
 
     def rank(
         self,
@@ -349,10 +326,7 @@ class CandidateRanker:
         with torch.inference_mode():
             pooled, counters = (_pad(part[chosen]) for part in candidates)
             layout = CandidateLayout.single(len(pooled))
-            if (stack := self._stacks.get(depth)) is not None:
-                logits = stack.full_pass(state, stack.give(state), pooled, counters, vectors, levels, layout)
-            else:
-                logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
+            logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
         scores, values = self._score(logits[: len(head)], depth)
         return scores, values, head_levels
 
@@ -363,6 +337,13 @@ class CandidateRanker:
                 f"depth {depth} gave {int((~np.isfinite(scores)).sum())} scores that are not finite", stage="ranking"
             )
         return scores, combined_value(scores, self._objective_weights)
+
+
+def _in_words(plan: PrecisionPlan) -> str:
+    """Return how many layers have which format: ``4 layers in int8, 2 in bf16, NE +0.01%``."""
+    counts = Counter(plan.layers.values())
+    layers = ", ".join(f"{number} layers in {name}" for name, number in sorted(counts.items()))
+    return f"{layers or 'no layer in low precision'}, NE {plan.ne_change:+.2%}"
 
 
 def load_network(source: WeightSource, config: RankerConfig) -> RankingNetwork:

@@ -8,6 +8,7 @@ dtype with the same threads, in the same interleaved rounds: so the figure is a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from benchmarks.models.subject import Ceiling, Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from kernels import wukong_layer
-from models.execution import Execution, FusedNetwork, choose_execution
+from models.execution import FusedNetwork, choose_execution
+from models.execution_config import Execution
 from models.flops import candidate_flops
 from shared.clock import SystemClock
 
@@ -74,7 +76,7 @@ def executions() -> list[tuple[Execution, str]]:
     return [*found, (choose_execution("torch", "float32"), "fp32")]
 
 
-Work = dict[str, tuple[Callable[[], Tensor], int]]
+Work = dict[str, tuple[Callable[[], object], int]]
 """metric, with ``{}`` for the dtype -> call, and its useful FLOPs."""
 
 
@@ -88,12 +90,12 @@ def ranking_passes(subject: Subject, execution: Execution, counts: tuple[int, ..
         )
     flops = sum(sum(candidate_flops(config, depth, subject.num_tokens).values()) for depth in (0, config.num_layers))
 
-    def passes(number: int) -> Tensor:
+    def passes(number: int) -> object:
         pooled, counters, layout = subject.candidates(number)
         network.first_pass(state, pooled, counters, layout)
         return network.full_pass(state, pooled, counters, None, None, layout)
 
-    return {f"mfu_{{}}_n{number}": (lambda number=number: passes(number), number * flops) for number in counts}
+    return {f"mfu_{{}}_n{number}": (partial(passes, number), number * flops) for number in counts}
 
 
 def layer_passes(execution: Execution, seed: int, number: int = 1_000) -> Work:

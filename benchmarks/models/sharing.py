@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +30,8 @@ from benchmarks.models.subject import Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from kernels.packed_linear import PackedLinear
-from models.execution import Execution, choose_execution, executed
+from models.execution import choose_execution, executed
+from models.execution_config import Execution
 from models.flops import candidate_flops, ranking_flops
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
@@ -100,11 +102,11 @@ class Forms:
         """Return everything that is timed: ``<form>/<candidates>``."""
         found: dict[str, Callable[[], object]] = {"encode/0": self._encode}
         for number in counts:
-            found[f"shared_cached/{number}"] = lambda number=number: self._cached(number)
-            found[f"shared_uncached/{number}"] = lambda number=number: self._uncached(number)
+            found[f"shared_cached/{number}"] = partial(self._cached, number)
+            found[f"shared_uncached/{number}"] = partial(self._uncached, number)
         for number in EXPANDED_COUNTS:
-            found[f"shared_eager/{number}"] = lambda number=number: self._shared_eager(number)
-            found[f"expanded/{number}"] = lambda number=number: self._expanded(number)
+            found[f"shared_eager/{number}"] = partial(self._shared_eager, number)
+            found[f"expanded/{number}"] = partial(self._expanded, number)
         found[f"per_pair/{NUM_PAIRS}"] = self._pairs
         return found
 
@@ -241,6 +243,7 @@ def _ratios(samples: dict[str, npt.NDArray[np.float64]], base: dict[str, Param],
         paired("growth_2000_over_100", "shared_uncached/2000", "shared_uncached/100"),
         paired("growth_2000_over_100_cached", "shared_cached/2000", "shared_cached/100"),
         Measurement(
-            "candidate_flops", float(sum(candidate_flops(config, config.num_layers, tokens).values())), "FLOP", params=base
+            "candidate_flops", float(sum(candidate_flops(config, config.num_layers, tokens).values())), "FLOP",
+            params=base,
         ),
     ]  # fmt: skip

@@ -33,6 +33,8 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
     )
     head.add_row("at", url)
     head.add_row("weights", status.version)
+    if kernels := _kernels(status):
+        head.add_row("kernels", kernels)
     store_sign = _sign("ready" if status.store.healthy else "down")
     head.add_row("store", Text.assemble(store_sign, f"  {status.store.kind}, {status.store.url}"))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bright_black")
@@ -77,6 +79,19 @@ def _health(status: StatusBody) -> tuple[str, str]:
     ):
         return "starting", "bold yellow"
     return ("ready", "bold green") if status.ready else ("not ready", "bold yellow")
+
+
+def _kernels(status: StatusBody) -> str:
+    """Return how the network is executed: once where all stations agree, which is usual, else by station."""
+    said = {
+        station.name: replica.execution
+        for station in status.deployments
+        for replica in station.replicas
+        if replica.execution is not None
+    }
+    if len(set(said.values())) <= 1:
+        return next(iter(said.values()), "")
+    return "; ".join(f"{name}: {execution}" for name, execution in said.items())
 
 
 def _sign(state: str) -> Text:

@@ -21,6 +21,7 @@ class ReplicaStatus(_Body):
     pid: int | None = None
     version: str | None = Field(None, description="weights version that it holds; null for stations without weights")
     counters: dict[str, int] = Field(default_factory=dict, description="what it counted since it started")
+    execution: str | None = Field(None, description="kernels and dtype, and why; null for stations without a network")
 
 
 class DeploymentStatus(_Body):
@@ -63,6 +64,9 @@ class ModelBody(_Body):
     history_length: int
     speculative_width: int
     metrics: dict[str, float | int | str | None] = Field(description="offline metrics, published with the weights")
+    execution: dict[str, str] = Field(
+        default_factory=dict, description="station -> kernels and dtype of its first live replica, and why"
+    )
 
 
 class ModelsBody(_Body):

@@ -78,7 +78,7 @@ def _add_events(app: FastAPI, service: IngressService) -> None:
 
 def _add_views(app: FastAPI, service: IngressService) -> None:
     async def models() -> Response:
-        return _json(service.models().model_dump_json())
+        return _json((await service.models()).model_dump_json())
 
     async def status() -> Response:
         return _json((await service.mesh_status()).model_dump_json())

@@ -151,9 +151,16 @@ class IngressService:
             leg.cancel()
         return leg
 
-    def models(self) -> ModelsBody:
-        """Return the models that this mesh ranks with."""
-        return ModelsBody(models=[self.model.body([tier.name for tier in self.config.tiers])])
+    async def models(self) -> ModelsBody:
+        """Return the models that this mesh ranks with, and how its stations execute them."""
+        body = self.model.body([tier.name for tier in self.config.tiers])
+        said = {
+            each.name: replica.execution
+            for each in await self._directory.deployments()
+            for replica in reversed(each.replicas)
+            if replica.execution is not None
+        }
+        return ModelsBody(models=[body.model_copy(update={"execution": said})])
 
     async def ready(self) -> ReadyBody:
         """Say that rank requests are answered.

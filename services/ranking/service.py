@@ -167,7 +167,13 @@ class RankingService:
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
         counters = {**self.meter.counters(), "queued": self._worker.num_held}
-        return {"station": self.station, "replica": self._replica, "version": self._version, "counters": counters}
+        return {
+            "station": self.station,
+            "replica": self._replica,
+            "version": self._version,
+            "counters": counters,
+            "execution": str(self._ranker.execution),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check; it runs on the loop, which a pass on the worker thread leaves free."""

@@ -142,7 +142,13 @@ class SequenceService:
             "buffered_events": self._log.num_buffered,
         }
         counters = {**self.meter.counters(), **held}
-        return {"station": STATION, "replica": self._replica, "version": self._version, "counters": counters}
+        return {
+            "station": STATION,
+            "replica": self._replica,
+            "version": self._version,
+            "counters": counters,
+            "execution": str(self._encoder.execution),
+        }
 
     async def check_health(self) -> None:
         """Answer the mesh's health check; a store that is out of reach degrades answers, it does not end replicas."""
