@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ray import serve
@@ -58,12 +59,14 @@ class Place:
         version: Weights version, resolved once for all stations.
         weights_url: Weight store.
         store: How to reach the Redis-protocol store.
+        plans: Folder of precision plans, which need not be there.
     """
 
     config: MeshConfig
     version: str
     weights_url: str
     store: StoreConfig
+    plans: str
 
     def weights(self) -> WeightReader:
         """Open the weights version."""
@@ -251,7 +254,7 @@ class Foundation(Station):
         part = place.config.foundation
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
-        ranker = quietly(checked_ranker, place.weights(), place.execution)
+        ranker = quietly(checked_ranker, place, None, self.logger)
         self.service = FoundationService(part.service, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def precompute(
@@ -278,7 +281,7 @@ class Ranking(Station):
         config, weights = place.config.ranking_service(tier), place.weights()
         if tier not in (tiers := weights.json("model")["tiers"]):
             raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
-        ranker = quietly(checked_ranker, weights, place.execution)
+        ranker = quietly(checked_ranker, place, Path(config.plans or place.plans), self.logger)
         self.service = RankingService(config, ranker, place.version, self.clock, self.replica, self.logger)
 
     async def rank(
@@ -326,22 +329,29 @@ class Ingress(Station):
         return create_app(self.service)
 
 
-def checked_ranker(weights: WeightReader, execution: Callable[[], Execution]) -> CandidateRanker:
+def checked_ranker(place: Place, plans: Path | None, logger: JsonLogger) -> CandidateRanker:
     """Return the candidate path of a weights version, once it has answered the golden request as it must.
 
     Args:
-        weights: The version.
-        execution: Chooses kernels and dtype.
+        place: The mesh: weights, and how the network is executed.
+        plans: Folder of precision plans; one for this version and machine is obeyed when the backend is ``auto``.
+        logger: Told which plans were ignored, and why.
 
     Raises:
+        ConfigError: the machine cannot do what the configuration asks.
         WeightsError: the weights do not load, or an answer differs.
     """
+    from models.config import RankerConfig
     from models.features import FeatureExtractor
     from models.golden import Golden
+    from models.quantize.plan import find_plan
     from models.stations import CandidateRanker
 
+    weights, plan = place.weights(), None
+    if plans is not None and place.config.execution.backend == "auto":
+        plan = find_plan(plans, place.version, RankerConfig.model_validate(weights.json("model")), logger)
     golden, extractor = Golden.from_weights(weights), FeatureExtractor.from_weights(weights)
-    ranker = CandidateRanker.from_weights(weights, execution())
+    ranker = CandidateRanker.from_weights(weights, place.execution(), plan)
     golden.check_extractor(extractor)  # for preprocess too, whose process has no torch to check with
     golden.check_ranker(ranker, extractor)
     return ranker

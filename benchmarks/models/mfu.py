@@ -103,7 +103,8 @@ def layer_passes(execution: Execution, seed: int, number: int = 1_000) -> Work:
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+        made: Tensor = torch.randn(*shape, generator=generator) * float(shape[-1]) ** -0.5
+        return made
 
     tokens, width, mixtures, hidden, depth = LAYER.values()
     half, products = tokens // 2, tokens * mixtures
@@ -142,4 +143,4 @@ def layer_passes(execution: Execution, seed: int, number: int = 1_000) -> Work:
     per_layer = 2 * (
         mixtures * tokens * width + products * width + hidden * products + half * width * hidden + half * tokens * width
     )
-    return {f"mfu_layer_{{}}_n{number}": (lambda: wukong_layer.rank(stack, x, packed), number * depth * per_layer)}
+    return {f"mfu_layer_{{}}_n{number}": (partial(wukong_layer.rank, stack, x, packed), number * depth * per_layer)}

@@ -149,7 +149,7 @@ def expanded_pass(network: RankingNetwork, state: State, pooled: Tensor, counter
     """Score C candidates of one request with the request's tensors copied to each of them, layer by layer."""
     number = len(pooled)
     layout = CandidateLayout.of(torch.arange(number), number)
-    tokens = network._candidate_tokens(pooled, counters, None, None)
+    tokens = network.candidate_tokens(pooled, counters, None, None)
     for index, module in enumerate(network.layers):
         own = Contributions.of(state, index)
         copies = Contributions(**{

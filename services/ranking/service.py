@@ -68,7 +68,6 @@ class RankingService:
         Raises:
             ConfigError: the model has no such tier.
             WeightsError: the weights do not answer their golden request.
-            kernels.native.NativeUnavailableError: the backend ``native`` cannot run here.
         """
         tiers = sorted(source.json("model")["tiers"])
         if config.tier not in tiers:
@@ -77,7 +76,7 @@ class RankingService:
         if config.plans is not None:
             model = RankerConfig.model_validate(source.json("model"))
             plan = find_plan(Path(config.plans), source.version, model, logger or JsonLogger())
-        ranker = CandidateRanker.from_weights(source, plan, config.backend)
+        ranker = CandidateRanker.from_weights(source, plan=plan)
         Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
         return cls(config, ranker, source.version, clock, replica, logger)
 
@@ -159,10 +158,6 @@ class RankingService:
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""
         return self.meter.metrics.render()
-
-    def describe(self) -> dict[str, Any]:
-        """Say how this replica computes, see ``CandidateRanker.describe``."""
-        return self._ranker.describe()
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.native import status
 from models.config import RankerConfig, TierConfig
+from models.execution import choose_execution
 from models.features import FeatureExtractor
 from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
@@ -131,9 +132,9 @@ def test_the_native_stack_ranks_to_its_precision_and_the_same_bits_in_any_batch(
         pytest.skip(found.reason)
     features = served.features(list(range(1, 41)))
     state = served.encoder.encode(_history(4), 3, "web", _NOW_S)
-    ranker = CandidateRanker.from_weights(served.source, backend="native")
+    ranker = CandidateRanker.from_weights(served.source, choose_execution("native", "bfloat16"))
     Golden.from_weights(served.source).check_ranker(ranker, served.extractor)
-    assert ranker.describe()["backend"] == "native"
+    assert ranker.execution.backend == "native"
     whole = ranker.rank(features, state, served.rows(features), None, tier, 40)
     plain = served.ranker.rank(features, state, served.rows(features), None, tier, 40)
     by_candidate = [each.scores[np.argsort(each.order)] for each in (whole, plain)]

@@ -95,13 +95,9 @@ def test_a_service_obeys_its_plan_and_says_so(tmp_path: Path) -> None:
     _plan().write(tmp_path)
     config = RankingConfig(plans=str(tmp_path))
     service = RankingService.from_weights(config, SOURCE, ManualClock(), "r-0", JsonLogger(stream=io.StringIO()))
-    assert service.describe()["precision"] == {
-        "planned": True,
-        "layers": dict.fromkeys(LAYERS, "int8"),
-        "ne_change": 1e-5,
-    }
+    assert f"by plan {len(LAYERS)} layers in int8, NE +0.00%" in service.status()["execution"]
     plain = RankingService.from_weights(RankingConfig(), SOURCE, ManualClock(), "r-0")
-    assert plain.describe()["precision"] == {"planned": False, "layers": {}, "ne_change": 0.0}
+    assert "plan" not in plain.status()["execution"]
 
 
 def test_low_precision_answers_the_golden_request_within_what_the_plan_says() -> None:
