@@ -62,17 +62,7 @@ def random_weights(
     random = np.random.default_rng(seed)
     items = np.arange(1, num_items + 1, dtype=np.int64)
     years = 1990 + items % 7
-    vocabularies = {
-        "item": Vocabulary.of(items),
-        "user": Vocabulary.of(np.arange(1, num_users + 1, dtype=np.int64)),
-        "gender": Vocabulary.of(id_keys(["F", "M"])),
-        "age": Vocabulary.of(id_keys(["1", "18", "25", "35"])),
-        "occupation": Vocabulary.of(id_keys(["artist", "lawyer", "writer"])),
-        "zip": Vocabulary.of(id_keys(["100", "941"])),
-        "genre": Vocabulary.of(id_keys(GENRES)),
-        "year": Vocabulary.of(years),
-        "surface": Vocabulary.of(id_keys(["ml-1m", "web"])),
-    }
+    vocabularies = _vocabularies(items, years, num_users)
     genre_keys = id_keys(GENRES)
     chosen = [np.sort(random.choice(len(GENRES), size=int(item) % 4, replace=False)) for item in items]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(genres) for genres in chosen], dtype=np.int64)])
@@ -124,3 +114,17 @@ def _random_calibration(config: RankerConfig, random: np.random.Generator) -> Ca
             for depth in config.depths
         }
     )
+
+
+def _vocabularies(items: npt.NDArray[np.int64], years: npt.NDArray[np.int64], num_users: int) -> dict[str, Vocabulary]:
+    return {
+        "item": Vocabulary.of(items),
+        "user": Vocabulary.of(np.arange(1, num_users + 1, dtype=np.int64)),
+        "gender": Vocabulary.of(id_keys(["F", "M"])),
+        "age": Vocabulary.of(id_keys(["1", "18", "25", "35"])),
+        "occupation": Vocabulary.of(id_keys(["artist", "lawyer", "writer"])),
+        "zip": Vocabulary.of(id_keys(["100", "941"])),
+        "genre": Vocabulary.of(id_keys(GENRES)),
+        "year": Vocabulary.of(years),
+        "surface": Vocabulary.of(id_keys(["ml-1m", "web"])),
+    }

@@ -5,8 +5,8 @@ with poisoned outputs; only variants that pass are timed, in interleaved repeats
 was measured and with why the others lost, so that the next process takes it without a search.
 """
 
-from kernels.search.problem import Problem, Variant
+from kernels.search.problem import Problem, UnavailableVariantError, Variant
 from kernels.search.run import Outcome, SearchResult, search
 from kernels.search.store import SearchStore
 
-__all__ = ["Outcome", "Problem", "SearchResult", "SearchStore", "Variant", "search"]
+__all__ = ["Outcome", "Problem", "SearchResult", "SearchStore", "UnavailableVariantError", "Variant", "search"]

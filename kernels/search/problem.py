@@ -14,6 +14,10 @@ Inputs: TypeAlias = tuple[Tensor, ...]
 Solve: TypeAlias = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
+class UnavailableVariantError(RuntimeError):
+    """A variant does not exist on this machine or for this shape; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to compute.
@@ -21,7 +25,7 @@ class Variant:
     Args:
         name: Distinct within a problem, e.g. ``native-chunk48``.
         build: Returns the function that is checked and timed; packing of weights belongs here, not into the call. It
-            raises ``NotImplementedError`` where this machine or shape has no such variant.
+            raises ``UnavailableVariantError`` where this machine or shape has no such variant.
         schedule: What distinguishes it from others of its kind (chunk, threads, tile), for the evidence.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.search.problem import Inputs, Problem, Solve, Variant
+from kernels.search.problem import Inputs, Problem, Solve, UnavailableVariantError, Variant
 from kernels.search.store import SearchStore
 
 Fate: TypeAlias = Literal["chosen", "slower", "wrong", "failed", "unavailable"]
@@ -108,7 +108,7 @@ def _build(problem: Problem) -> tuple[dict[str, Solve], dict[str, Outcome]]:
     for variant in problem.variants:
         try:
             built[variant.name] = variant.build()
-        except NotImplementedError as error:
+        except UnavailableVariantError as error:
             outcomes[variant.name] = Outcome(variant.name, "unavailable", detail=str(error))
         except Exception as error:  # noqa: BLE001  # a variant that cannot even be built must not end the search
             outcomes[variant.name] = _failed(variant, error)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.search import Problem, SearchStore, Variant, search
+from kernels.search import Problem, SearchStore, UnavailableVariantError, Variant, search
 from kernels.search.problem import Inputs, Solve
 
 ROWS, WIDTH = 33, 64
@@ -73,7 +73,7 @@ def wrong_shape(x: Tensor, w: Tensor) -> Tensor:
 
 
 def not_here() -> Solve:
-    raise NotImplementedError("needs a device that this machine has not")
+    raise UnavailableVariantError("needs a device that this machine has not")
 
 
 def problem(*variants: Variant, reference: Solve = right) -> Problem:

@@ -110,8 +110,6 @@ def test_low_precision_answers_the_golden_request_within_what_the_plan_says() ->
 def test_a_ranker_refuses_a_plan_of_something_else() -> None:
     with pytest.raises(ValueError, match="plan must be of version and shapes"):
         CandidateRanker(SOURCE, plan=_plan(version="other"))
-    with pytest.raises(ValueError, match="a plan is for backend torch, not native"):
-        CandidateRanker(SOURCE, plan=_plan(), backend="native")
     with pytest.raises(ValueError, match=r"layers must be among .*, name \['heads.exits.2.logits'\]"):
         CandidateRanker(SOURCE, plan=_plan(layers={"heads.exits.2.logits": "int8"}))
 
