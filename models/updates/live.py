@@ -1,0 +1,443 @@
+"""LiveWeights: the states of a version and its deltas, switched by one pointer.
+
+A reader takes ``LiveWeights.state`` once and uses it to the end of its request: rows of all tables, whole tensors, and
+what was built from them (a network) belong to one stamp. An update prepares the next state beside the current one and
+then flips the pointer; if anything fails before the flip, the old state goes on serving, and the status says why.
+
+Slots of old blocks are free again when no state that names them is held by anybody: states are ordered by epoch, a dead
+state only notes its epoch, and the next update sweeps. A state that a reader holds for long costs spare blocks, and an
+update that finds none is refused, not the reader.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from pydantic import Field
+
+from models.updates.arena import Array, Ids, MakeStorage, RowArena, Written
+from shared.clock import Clock, SystemClock
+from shared.config import Config
+from shared.errors import RankMeshError, VersionMismatchError, WeightsError
+from shared.weights.deltas import Delta, TensorSpec, parse_stamp, version_stamp
+from shared.weights.errors import DeltaForkError, DeltaGapError
+from shared.weights.state import check_next
+
+RowSelect: TypeAlias = Callable[[str, Ids], tuple[Ids, Ids]]
+"""Tensor key and rows -> positions of those rows that are held here, and where they lie here."""
+
+Convert: TypeAlias = Callable[[Array], Array]
+"""From published rows to stored ones, row by row."""
+
+
+class LiveConfig(Config):
+    """Limits of weights that change while they serve.
+
+    Args:
+        block_rows: Rows of a block, a power of two: small ones copy less an update, large ones need a smaller map.
+        spare_share: Spare blocks as a share of all of a table's.
+        spare_blocks_min: Spare blocks of a small table.
+        keep_states: States that stay readable by their stamp, the current one included.
+        undo_bytes_max: Old values that are kept for roll-back; the oldest go first.
+    """
+
+    block_rows: int = Field(64, ge=1, le=65_536)
+    spare_share: float = Field(0.25, ge=0, le=10)
+    spare_blocks_min: int = Field(64, ge=1)
+    keep_states: int = Field(4, ge=1, le=1024)
+    undo_bytes_max: int = Field(64 * 2**20, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatus:
+    """What a station reports about its updates.
+
+    Args:
+        stamp: State that serves.
+        applied: Deltas applied.
+        rolled_back: Deltas taken back.
+        refused: Deltas that were refused or failed.
+        reason: Why the last one was; empty once a later one is applied.
+        needs_snapshot: Deltas are missing or belong to another series: only a full version helps.
+        rows: Rows written.
+        undo_from: Lowest sequence that a roll-back can reach.
+        blocks_free: Free blocks of the table with the fewest.
+        updated_s: Time of the last change, seconds since the epoch; 0 for none.
+    """
+
+    stamp: str
+    applied: int = 0
+    rolled_back: int = 0
+    refused: int = 0
+    reason: str = ""
+    needs_snapshot: bool = False
+    rows: int = 0
+    undo_from: int = 0
+    blocks_free: int = 0
+    updated_s: float = 0.0
+
+
+class LiveState:
+    """One state, immutable; hold it for as long as its values are needed.
+
+    Args:
+        base: Version of the series.
+        sequence: Deltas that are in it.
+        crc: Checksum of the last of them.
+        arenas: Tensor key -> storage of a table.
+        slots: Tensor key -> map of its blocks.
+        whole: Tensor key -> array.
+        documents: Documents that deltas brought.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        sequence: int,
+        crc: int,
+        arenas: Mapping[str, RowArena],
+        slots: dict[str, Ids],
+        whole: dict[str, Array],
+        documents: dict[str, dict[str, Any]],
+    ) -> None:
+        self.base = base
+        self.sequence = sequence
+        self.crc = crc
+        self.stamp = version_stamp(base, sequence)
+        self.slots = slots
+        self.whole = whole
+        self.documents = documents
+        self.built: Any = None
+        self._arenas = arenas
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Keys of the tensors that are looked up by row."""
+        return tuple(self._arenas)
+
+    def lookup(self, key: str, ids: Ids) -> Array:
+        """Return rows of a table: int64 [U] -> [U, D].
+
+        Raises:
+            InvalidRequestError: a row is out of range.
+        """
+        return self._arenas[key].lookup(self.slots[key], ids)
+
+    def positions(self, key: str, ids: Ids) -> Ids:
+        """Return where rows lie in the storage of a table, for an operator that reads it itself: int64 [U] -> [U].
+
+        Raises:
+            InvalidRequestError: a row is out of range.
+        """
+        return self._arenas[key].positions(self.slots[key], ids)
+
+    def array(self, key: str) -> Array:
+        """Return a tensor as a whole; tables are copied."""
+        if key in self._arenas:
+            return self._arenas[key].to_array(self.slots[key])
+        return self.whole[key]
+
+
+Build: TypeAlias = Callable[[LiveState, LiveState | None], Any]
+"""Makes what is derived from a state (a network); gets the state before too, to take over what did not change.
+
+It must not keep the state itself: a cycle would hold the state's blocks until the garbage collector comes by.
+"""
+
+
+@dataclass(slots=True)
+class _Undo:
+    """What takes one delta back."""
+
+    sequence: int
+    crc: int
+    rows: dict[str, tuple[Ids, Array]]
+    whole: dict[str, Array]
+    documents: dict[str, dict[str, Any]]
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Change:
+    """A state in the making: the tensors that differ from the current one."""
+
+    rows: dict[str, tuple[Ids, Array]] = field(default_factory=dict)
+    whole: dict[str, Array] = field(default_factory=dict)
+
+
+class LiveWeights:
+    """The tensors that one process serves, and their updates; any number of readers, one update at a time.
+
+    Args:
+        base: Version of the series.
+        tables: Tensor key -> rows held here, [R, D]; copied.
+        whole: Tensor key -> tensors held here that are replaced as a whole.
+        config: Limits.
+        specs: Tensor key -> type and shape of every tensor of the version, also of those that are not held here; None:
+            exactly those held here.
+        select: Which rows of a delta are held here, and where; None: all, at their own place.
+        convert: Tensor key -> how the rows of a delta become the stored ones (some columns, quantized).
+        build: Makes what hangs on a state before it serves; its failure refuses the update.
+        documents: Documents that deltas may bring anew.
+        make_storage: Makes the storage of a table, by key; None: numpy's own.
+        clock: For the status.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        tables: Mapping[str, Array],
+        whole: Mapping[str, Array],
+        config: LiveConfig | None = None,
+        *,
+        specs: Mapping[str, TensorSpec] | None = None,
+        select: RowSelect | None = None,
+        convert: Mapping[str, Convert] | None = None,
+        build: Build | None = None,
+        documents: Mapping[str, dict[str, Any]] | None = None,
+        make_storage: Mapping[str, MakeStorage] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config or LiveConfig()
+        self._clock = clock or SystemClock()
+        self._select = select or (lambda key, ids: (np.arange(len(ids)), ids))
+        self._convert = dict(convert or {})
+        self._build = build or (lambda state, before: None)
+        held = {**tables, **whole}
+        self._specs = dict(specs or {key: (array.dtype, array.shape) for key, array in held.items()})
+        self._arenas = {
+            key: RowArena(rows, self._config.block_rows, self._num_spare(rows), (make_storage or {}).get(key))
+            for key, rows in tables.items()
+        }
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._alive: set[int] = set()
+        self._dead_epochs: deque[int] = deque()
+        self._dead_slots: deque[tuple[int, str, tuple[int, ...]]] = deque()
+        self._undos: deque[_Undo] = deque()
+        self._kept: deque[LiveState] = deque(maxlen=self._config.keep_states)
+        slots = {key: arena.slots for key, arena in self._arenas.items()}
+        state = LiveState(base, 0, 0, self._arenas, slots, dict(whole), dict(documents or {}))
+        state.built = self._build(state, None)
+        self._status = UpdateStatus(state.stamp)
+        self._flip(state)
+
+    @property
+    def state(self) -> LiveState:
+        """The state that serves; take it once a request."""
+        return self._state
+
+    def at(self, stamp: str) -> LiveState:
+        """Return the state of a stamp, as long as it is kept.
+
+        Raises:
+            VersionMismatchError: it is not, or not yet.
+        """
+        for state in reversed(tuple(self._kept)):
+            if state.stamp == stamp:
+                return state
+        held = self._state.stamp
+        raise VersionMismatchError(f"asked for {stamp}, held is {held}", asked=stamp, held=held)
+
+    def status(self) -> UpdateStatus:
+        """Return what to report."""
+        return self._status
+
+    def apply(self, delta: Delta) -> LiveState:
+        """Take the next step; when it fails, the old state goes on serving.
+
+        Raises:
+            DeltaError: the delta is not the next one, or does not fit.
+            OverloadedError: readers hold so many old states that no block is free; may be tried again.
+        """
+        with self._lock, self._reported(delta.stamp):
+            state = self._state
+            check_next(delta, state.base, state.sequence, state.crc)
+            delta.check_fit(self._specs)
+            change = self._change_of(delta)
+            documents = {name: text for name, text in delta.documents.items() if name in state.documents}
+            after, undo = self._prepare(change, delta.sequence, delta.crc, state.documents | documents)
+            self._remember(undo)
+            self._flip(after)
+            self._tell(applied=1, rows=sum(len(ids) for ids, _ in change.rows.values()))
+            return after
+
+    def roll_back(self, stamp: str) -> LiveState:
+        """Go back to an earlier state of the series, bit for bit, in one flip.
+
+        Args:
+            stamp: That state.
+
+        Raises:
+            WeightsError: the stamp is of another series or not an earlier state, or its old values are not kept any
+                more: a full snapshot is needed.
+            OverloadedError: no block is free.
+        """
+        with self._lock, self._reported(stamp):
+            state = self._state
+            base, sequence = _parsed(stamp)
+            if base != state.base or not 0 <= sequence <= state.sequence:
+                raise WeightsError(
+                    f"roll-back must go to an earlier state of {state.stamp}, {stamp} is none",
+                    version=state.stamp,
+                    file=stamp,
+                )
+            undos = [undo for undo in self._undos if undo.sequence >= sequence]
+            if len(undos) != state.sequence - sequence:
+                raise DeltaGapError(
+                    f"old values reach back to {version_stamp(base, self._undo_from())}, not to {stamp}: "
+                    "a full snapshot is needed",
+                    version=base,
+                    sequence=sequence,
+                    expected=sequence,
+                    found=self._undo_from(),
+                )
+            if not undos:
+                return state
+            change = _Change()
+            for undo in reversed(undos):  # newest first: what is oldest is written last and stays
+                change.whole |= undo.whole
+                for key, part in undo.rows.items():
+                    change.rows[key] = _merged(change.rows.get(key), part)
+            before, _ = self._prepare(change, sequence, undos[0].crc, undos[0].documents)
+            for _ in undos:
+                self._undos.pop()
+            self._flip(before)
+            self._tell(rolled_back=len(undos))
+            return before
+
+    def _change_of(self, delta: Delta) -> _Change:
+        """Return what of a delta is held here."""
+        state, change = self._state, _Change()
+        for key, part in delta.rows.items():
+            if key in self._arenas:
+                chosen, local = self._select(key, part.ids)
+                change.rows[key] = (local, self._stored(key, part.values[chosen]))
+            elif key in state.whole:
+                change.whole[key] = state.whole[key].copy()
+                change.whole[key][part.ids] = part.values
+        for key, array in delta.whole.items():
+            if key in self._arenas:
+                chosen, local = self._select(key, np.arange(len(array)))
+                change.rows[key] = (local, self._stored(key, array[chosen]))
+            elif key in state.whole:
+                change.whole[key] = np.array(array)
+        return change
+
+    def _stored(self, key: str, rows: Array) -> Array:
+        return self._convert[key](rows) if key in self._convert else rows
+
+    def _prepare(
+        self, change: _Change, sequence: int, crc: int, documents: dict[str, dict[str, Any]]
+    ) -> tuple[LiveState, _Undo]:
+        """Make the next state beside the current one; on failure every block is given back."""
+        state = self._state
+        slots, written = dict(state.slots), dict[str, Written]()
+        undo_rows: dict[str, tuple[Ids, Array]] = {}
+        self._make_room(change)
+        try:
+            for key, (ids, values) in change.rows.items():
+                if len(ids):
+                    written[key] = self._arenas[key].write(slots[key], ids, values)
+                    slots[key] = written[key].slots
+                    undo_rows[key] = (ids, written[key].old_values)
+            after = LiveState(state.base, sequence, crc, self._arenas, slots, state.whole | change.whole, documents)
+            after.built = self._build(after, state)
+        except BaseException:
+            for key, result in written.items():
+                self._arenas[key].release(result.fresh)
+            raise
+        for key, result in written.items():
+            self._dead_slots.append((self._epoch + 1, key, result.dead))
+        old_whole = {key: state.whole[key] for key in change.whole}
+        size = sum(ids.nbytes + old.nbytes for ids, old in undo_rows.values())
+        size += sum(array.nbytes for array in old_whole.values())
+        return after, _Undo(state.sequence, state.crc, undo_rows, old_whole, state.documents, size)
+
+    def _make_room(self, change: _Change) -> None:
+        """Free what nobody holds; let go of kept states, the oldest first, while blocks are missing."""
+        self._sweep()
+        needs = {key: self._arenas[key].touched(ids) for key, (ids, _) in change.rows.items()}
+        while any(self._arenas[key].num_free < num for key, num in needs.items()) and len(self._kept) > 1:
+            self._kept.popleft()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        while self._dead_epochs:
+            self._alive.discard(self._dead_epochs.popleft())
+        oldest = min(self._alive)
+        while self._dead_slots and self._dead_slots[0][0] <= oldest:
+            _, key, slots = self._dead_slots.popleft()
+            self._arenas[key].release(slots)
+
+    def _flip(self, state: LiveState) -> None:
+        self._epoch += 1
+        self._alive.add(self._epoch)
+        # Only a note: this runs wherever the last reader lets go, also within an update of this very thread.
+        weakref.finalize(state, self._dead_epochs.append, self._epoch).atexit = False
+        self._kept.append(state)
+        self._state = state  # the switch: one store of one reference
+
+    def _remember(self, undo: _Undo) -> None:
+        self._undos.append(undo)
+        while sum(one.num_bytes for one in self._undos) > self._config.undo_bytes_max:
+            self._undos.popleft()
+
+    def _undo_from(self) -> int:
+        return self._undos[0].sequence if self._undos else self._state.sequence
+
+    def _num_spare(self, rows: Array) -> int:
+        blocks = -(-len(rows) // self._config.block_rows)
+        return max(int(blocks * self._config.spare_share), self._config.spare_blocks_min)
+
+    @contextmanager
+    def _reported(self, stamp: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            reason = error.message if isinstance(error, RankMeshError) else f"{type(error).__name__}: {error}"
+            self._status = replace(
+                self._status,
+                refused=self._status.refused + 1,
+                reason=f"{stamp}: {reason}",
+                needs_snapshot=self._status.needs_snapshot or isinstance(error, DeltaGapError | DeltaForkError),
+            )
+            raise
+
+    def _tell(self, *, applied: int = 0, rolled_back: int = 0, rows: int = 0) -> None:
+        """Report a step that was taken; it clears what was wrong before."""
+        status = self._status
+        self._status = UpdateStatus(
+            stamp=self._state.stamp,
+            applied=status.applied + applied,
+            rolled_back=status.rolled_back + rolled_back,
+            refused=status.refused,
+            rows=status.rows + rows,
+            undo_from=self._undo_from(),
+            blocks_free=min((arena.num_free for arena in self._arenas.values()), default=0),
+            updated_s=self._clock.now_s(),
+        )
+
+
+def _merged(newer: tuple[Ids, Array] | None, older: tuple[Ids, Array]) -> tuple[Ids, Array]:
+    """Return old values of two deltas as those of one: what the older delta replaced wins."""
+    if newer is None:
+        return older
+    ids = np.concatenate([older[0], newer[0]])
+    values = np.concatenate([older[1], newer[1]])
+    distinct, first = np.unique(ids, return_index=True)
+    return distinct, values[first]
+
+
+def _parsed(stamp: str) -> tuple[str, int]:
+    try:
+        return parse_stamp(stamp)
+    except ValueError as error:
+        raise WeightsError(str(error), version=stamp, file="") from error
