@@ -73,6 +73,11 @@ BENCHMARKS: dict[str, Entry] = {
         "compute of every station in one process, without Ray: the floor under the mesh's latency",
         ("preprocess_ms", "embedding_ms", "sequence_ms", "ranking_light_ms", "ranking_full_ms", "foundation_ms"),
     ),
+    "lookup": Entry(
+        "benchmarks.embedding.lookup:run",
+        "one shard's service beside the bare FBGEMM call on the same ids, by row type",
+        ("time_ratio_to_bare", "shard_ratio_to_bare", "bare_us", "shard_us", "service_us", "rows_s"),
+    ),
     "tables": Entry(
         "benchmarks.embedding.tables:run",
         "AUC of MovieLens-1M by table scheme and bytes: separate, allocated, multiplexed; and by row type; 8 minutes",

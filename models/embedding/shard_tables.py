@@ -6,7 +6,9 @@ Bounds are checked here, always: FBGEMM on CPU reads an id that is out of range 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +95,7 @@ class _Fbgemm:
         # Rows without pooling come out side by side in one matrix, so all tables of one operator have one width.
         widths = dict.fromkeys(part.width for part in parts.values())
         self._groups = [
-            (names, _operator({name: parts[name] for name in names}))
+            (names, _bound(fbgemm_tables({name: parts[name] for name in names})))
             for names in ([name for name, part in parts.items() if part.width == width] for width in widths)
         ]
 
@@ -104,14 +106,20 @@ class _Fbgemm:
         for names, operator in self._groups:
             wanted = [ids[name] for name in names]
             # Without pooling a table is one bag: offsets are where each table's ids end.
-            ends = np.cumsum([0, *map(len, wanted)], dtype=np.int32)
-            flat = torch.from_numpy(np.concatenate(wanted).astype(np.int32))
-            rows = operator(flat, torch.from_numpy(ends)).numpy()
-            found |= {name: rows[ends[index] : ends[index + 1]] for index, name in enumerate(names)}
+            ends = [0, *accumulate(map(len, wanted))]
+            flat = np.empty(ends[-1], np.int32)
+            np.concatenate(wanted, out=flat, casting="same_kind")
+            rows = operator(torch.from_numpy(flat), torch.from_numpy(np.array(ends, np.int32))).numpy()
+            for index, name in enumerate(names):
+                found[name] = rows[ends[index] : ends[index + 1]]
         return found
 
 
-def _operator(parts: dict[str, StoredRows]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def fbgemm_tables(parts: Mapping[str, StoredRows]) -> Any:
+    """Return FBGEMM's inference module of tables of one width: int32 ids [T], int32 offsets [tables + 1] -> [T, D].
+
+    It checks no bounds that one may rely on.
+    """
     # Only a replica that looks up in tables pays for this import.
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -123,16 +131,43 @@ def _operator(parts: dict[str, StoredRows]) -> Callable[[torch.Tensor, torch.Ten
         "int8": SparseType.INT8,
         "int4": SparseType.INT4,
     }
-    tables: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = IntNBitTableBatchedEmbeddingBagsCodegen(
+    tables = IntNBitTableBatchedEmbeddingBagsCodegen(
         [(name, len(part), part.width, types[part.row_type], EmbeddingLocation.HOST) for name, part in parts.items()],
         pooling_mode=PoolingMode.NONE,
         output_dtype=SparseType.FP32,
         device="cpu",
         row_alignment=1,
     )
-    tables.initialize_weights()  # type: ignore[attr-defined]
-    tables.assign_embedding_weights([_as_bytes(part) for part in parts.values()])  # type: ignore[attr-defined]
+    tables.initialize_weights()
+    tables.assign_embedding_weights([_as_bytes(part) for part in parts.values()])
     return tables
+
+
+def _bound(tables: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the module's operator with all arguments but ids and offsets given.
+
+    The module's own ``forward`` spends more on a request than the operator does: attribute look-ups, a bounds check
+    that only warns, a cache that a CPU does not have.
+    """
+    return partial(
+        torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function,
+        tables.weights_host,
+        tables.weights_uvm,
+        tables.weights_placements,
+        tables.weights_offsets,
+        tables.weights_tys,
+        tables.D_offsets,
+        tables.total_D,
+        tables.max_int2_D,
+        tables.max_int4_D,
+        tables.max_int8_D,
+        tables.max_float16_D,
+        tables.max_float32_D,
+        pooling_mode=int(tables.pooling_mode),
+        indice_weights=None,
+        output_dtype=tables.output_dtype,
+        row_alignment=tables.row_alignment,
+    )
 
 
 def _as_bytes(part: StoredRows) -> tuple[torch.Tensor, torch.Tensor | None]:

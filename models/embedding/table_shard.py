@@ -11,6 +11,7 @@ from models.embedding.quantized import StoredRows
 from models.embedding.serving_rows import hot_rows, stored_rows
 from models.embedding.shard_tables import check_rows, shard_tables
 from models.source import WeightSource
+from shared.errors import InvalidRequestError
 from shared.schema.features import FeatureBatch
 
 
@@ -33,7 +34,8 @@ class TableShard:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
         config = RankerConfig.model_validate(source.json("model"))
         self.shard = shard
-        self.plan = ShardPlan.of(config, num_shards, hot_rows(source, config))
+        self._hot = hot_rows(source, config)
+        self.plan = ShardPlan.of(config, num_shards, self._hot)
         self._num_rows: dict[str, int] = {}
         parts: dict[str, StoredRows] = {}
         for name in self.plan.tables_of(shard):
@@ -53,11 +55,18 @@ class TableShard:
             table -> float32 [U_s, D_s], in the order of ``unique_rows``; tables of which it holds nothing are left out.
 
         Raises:
-            InvalidRequestError: a row is outside its table; every shard says so, whoever would own it.
+            InvalidRequestError: a row that this shard would give is outside its table.
         """
         wanted = {}
         for name, num_rows in self._num_rows.items():
             unique = features.unique_rows[name]
-            check_rows(name, unique, num_rows)
-            wanted[name] = self.plan.local_rows(name, unique[self.plan.owned(name, self.shard, unique)])
-        return self._gather(wanted)
+            if name in self._hot:
+                check_rows(name, unique, num_rows)
+            wanted[name] = self.plan.wanted(name, self.shard, unique)
+        try:
+            return self._gather(wanted)
+        except InvalidRequestError:
+            # It knows the row of the part; say which row of the table that is.
+            for name, num_rows in self._num_rows.items():
+                check_rows(name, features.unique_rows[name], num_rows)
+            raise

@@ -115,20 +115,26 @@ def test_quantized_rows_give_the_bits_of_the_single_table_too(kind: Placement, h
             np.testing.assert_array_equal(_pool(source, features, num_shards, backend), expected)
 
 
+@pytest.mark.parametrize("num_shards", [1, 3, 4])
 @pytest.mark.parametrize(("kind", "hot"), KINDS)
-@pytest.mark.parametrize("row", [41, 42, 47, 2**40, -1, -(2**63)])
-def test_rows_outside_a_table_are_refused_by_every_shard_that_holds_it(kind: Placement, hot: int, row: int) -> None:
+@pytest.mark.parametrize("row", [41, 42, 43, 44, 47, 2**40, 2**63 - 1, -1, -2, -(2**63)])
+def test_rows_outside_a_table_are_refused_with_limit_and_value(
+    kind: Placement, hot: int, num_shards: int, row: int
+) -> None:
     source = _source(kind, hot, "fp32")
     features = _features(source, {"item_id": [[1]], "genres": [[1]], "year": [[1]]})
     features.unique_rows["item"] = np.array([3, row], np.int64)
     refused = 0
-    for shard in (TableShard(source, shard, 4) for shard in range(4)):
-        if "item" in shard.num_bytes:
+    for index in range(num_shards):
+        shard = TableShard(source, index, num_shards)
+        if "item" in shard.num_bytes and (hot or shard.plan.owned("item", index, features.unique_rows["item"])[1]):
             with pytest.raises(InvalidRequestError, match=r"rows of table item must be in \[0, 41\)") as caught:
                 shard.lookup(features)
             assert caught.value.context == {"field": "unique_rows.item", "limit": 41, "value": row}
             refused += 1
-    assert refused == (1 if kind == "table_wise" else 4)
+        else:
+            shard.lookup(features)
+    assert refused == (num_shards if hot or kind == "column_wise" else 1)
 
 
 @pytest.mark.parametrize(("kind", "hot"), KINDS)

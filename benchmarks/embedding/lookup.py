@@ -1,0 +1,146 @@
+"""Benchmark ``lookup``: what a shard's service costs beside the bare FBGEMM call on the same ids.
+
+One shard of two, one thread, one process, a batch of one request: its distinct rows as every shard sees them. The bare
+call is FBGEMM's inference module with this shard's ids ready as 32-bit tensors; the service starts from the message
+that it receives and ends with the one that it sends: ownership, bounds, look-up, deadline, version, metrics. All in one
+run, in turn, so the ratio holds on a busy machine; the microseconds do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import interleaved, measure
+from benchmarks.record import Measurement, Param
+from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from models.config import RankerConfig, RowType, TableConfig
+from models.embedding.serving_rows import stored_rows, with_serving_rows
+from models.embedding.shard_tables import fbgemm_tables
+from models.embedding.table_shard import TableShard
+from models.source import MemorySource
+from services.embedding.config import EmbeddingConfig
+from services.embedding.service import EmbeddingService
+from shared.clock import SystemClock
+from shared.schema.features import FeatureBatch
+from shared.schema.stamp import Stamp
+
+NUM_SHARDS = 2
+NUM_ITEMS = 1_000_000
+QUICK_ITEMS = 20_000
+NUM_GENRES, NUM_YEARS = 20, 80
+CANDIDATES = (500, 2_000)
+ROW_TYPES: tuple[RowType, ...] = ("fp32", "fp16", "int8", "int4")
+NUM_ROUNDS, NUM_WARMUP = 400, 20
+QUICK_ROUNDS, QUICK_WARMUP = 10, 2
+
+
+def run(options: BenchmarkOptions) -> BenchmarkReport:
+    """Measure every row type at every number of candidates."""
+    num_items = QUICK_ITEMS if options.quick else NUM_ITEMS
+    rounds, warmup = (QUICK_ROUNDS, QUICK_WARMUP) if options.quick else (NUM_ROUNDS, NUM_WARMUP)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    measurements: list[Measurement] = []
+    try:
+        for row_type in ROW_TYPES:
+            source = made_up_tables(num_items, row_type, options.seed)
+            for num_candidates in CANDIDATES:
+                features = made_up_request(source, num_candidates, options.seed)
+                variants, num_rows = pair(source, features)
+                samples = interleaved(variants, rounds, warmup, options.seed, SystemClock())
+                measurements += _figures(samples, row_type, num_candidates, num_items, num_rows)
+    finally:
+        torch.set_num_threads(threads)
+    return BenchmarkReport(tuple(measurements), RankerConfig().digest())
+
+
+def made_up_tables(num_items: int, row_type: RowType, seed: int) -> MemorySource:
+    """Return weights with nothing but the candidate-side tables of the default model, random."""
+    default = RankerConfig()
+    tables = tuple(
+        TableConfig(name=table.name, placement=table.placement, row_type=row_type) for table in default.tables
+    )
+    config = default.model_copy(update={"tables": tables})
+    rng = np.random.default_rng(seed)
+    sizes = {"item": num_items, "genre": NUM_GENRES, "year": NUM_YEARS}
+    groups = {
+        f"tables/{name}": {"weight": rng.standard_normal((rows, config.width), np.float32)}
+        for name, rows in sizes.items()
+    }
+    return with_serving_rows(MemorySource("made-up", groups, {"model": config.model_dump(mode="json")}))
+
+
+def made_up_request(source: MemorySource, num_candidates: int, seed: int) -> FeatureBatch:
+    """Return a request's distinct rows; what the shards do not read is left empty."""
+    rng = np.random.default_rng((seed, num_candidates))
+    num_items = len(source.groups["tables/item"]["weight"])
+    unique = {
+        "item": np.unique(rng.integers(0, num_items, num_candidates)),
+        "genre": np.arange(NUM_GENRES),
+        "year": np.arange(NUM_YEARS),
+    }
+    keys = np.zeros(num_candidates, np.int64)
+    stamp = Stamp("bench", source.version, "bench", "bench", 0.0)
+    return FeatureBatch(stamp, keys, keys, unique, {}, np.zeros((num_candidates, 0), np.float32), {})
+
+
+def pair(source: MemorySource, features: FeatureBatch) -> tuple[dict[str, Callable[[], object]], int]:
+    """Return the bare call, the shard and the service on the same rows, and how many rows that is.
+
+    Raises:
+        ValueError: they do not give the same bits: then there is nothing to compare.
+    """
+    config = RankerConfig.model_validate(source.json("model"))
+    shard = TableShard(source, 0, NUM_SHARDS, "fbgemm")
+    names = shard.plan.tables_of(0)
+    module = fbgemm_tables({name: shard.plan.part(name, 0, stored_rows(source, config, name)) for name in names})
+    wanted = [shard.plan.wanted(name, 0, features.unique_rows[name]) for name in names]
+    ids = torch.from_numpy(np.concatenate(wanted).astype(np.int32))
+    offsets = torch.from_numpy(np.cumsum([0, *map(len, wanted)], dtype=np.int32))
+    service = EmbeddingService(
+        EmbeddingConfig(shard=0, num_shards=NUM_SHARDS), shard, source.version, SystemClock(), "bench"
+    )
+    found = np.concatenate(list(_result(service.lookup(features, 1_000.0)).rows.values()))
+    if not np.array_equal(found, module(ids, offsets).numpy()):
+        raise ValueError("service and bare call must give the same rows, differ")
+    variants: dict[str, Callable[[], object]] = {
+        "bare": lambda: module(ids, offsets),
+        "shard": lambda: shard.lookup(features),
+        "service": lambda: _result(service.lookup(features, 1_000.0)),
+    }
+    return variants, len(ids)
+
+
+def _figures(
+    samples: dict[str, Any], row_type: RowType, num_candidates: int, num_items: int, num_rows: int
+) -> list[Measurement]:
+    params: dict[str, Param] = {
+        "row_type": row_type,
+        "candidates": num_candidates,
+        "rows": num_rows,
+        "items": num_items,
+        "shards": NUM_SHARDS,
+        "threads": 1,
+    }
+    ratios = {name: samples[name] / samples["bare"] for name in ("shard", "service")}
+    micros = {name: values * 1e3 for name, values in samples.items()}
+    return [
+        measure("time_ratio_to_bare", ratios["service"], "p50", "ratio", **params),
+        measure("shard_ratio_to_bare", ratios["shard"], "p50", "ratio", **params),
+        *(measure(f"{name}_us", values, "p50", "us", **params) for name, values in micros.items()),
+        measure("rows_s", num_rows / (samples["service"] / 1e3), "p50", "rows/s", **params),
+    ]
+
+
+def _result(work: Coroutine[Any, Any, Any]) -> Any:
+    """Return what a coroutine gives that never waits, without an event loop to pay for."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise ValueError("the look-up must not wait")
