@@ -78,6 +78,28 @@ BENCHMARKS: dict[str, Entry] = {
         "one shard's service beside the bare FBGEMM call on the same ids, by row type",
         ("time_ratio_to_bare", "shard_ratio_to_bare", "bare_us", "shard_us", "service_us", "rows_s"),
     ),
+    "sharing": Entry(
+        "benchmarks.models.sharing:run",
+        "a user's part once a request, against copying it to candidates and computing it anew; N from 1 to 4,000",
+        (
+            "speedup_n500_expanded",
+            "speedup_n1000_per_pair",
+            "growth_2000_over_100",
+            "growth_2000_over_100_cached",
+            "peak_memory_ratio",
+            "first_layer_flop_share_n1000",
+        ),
+    ),
+    "mfu": Entry(
+        "benchmarks.models.mfu:run",
+        "useful FLOPs of the ranking pass over the measured ceiling of the same run",
+        ("mfu_bf16_n1000", "mfu_fp32_n1000", "mfu_layer_bf16_n1000"),
+    ),
+    "turbo": Entry(
+        "benchmarks.models.turbo:run",
+        "Wukong Turbo on and off: bias, simplification, delegation; three seeds on real data, about 12 minutes",
+        ("click_ne_bias", "click_ne_no_bias", "click_ne_simplified", "collectives_sharded", "collectives_delegated"),
+    ),
     "tables": Entry(
         "benchmarks.embedding.tables:run",
         "AUC of MovieLens-1M by table scheme and bytes: separate, allocated, multiplexed; and by row type; 8 minutes",
