@@ -26,6 +26,7 @@ NAME_AND_PORT := $(if $(NAME),--name $(NAME)) $(if $(PORT),--port $(PORT))
 RUN_STAMP := .venv/.run-$(VARIANT)
 DEV_STAMP := .venv/.dev-$(VARIANT)
 PACKAGE_STAMP := .venv/.package
+NATIVE_STAMP := .venv/.native
 CONSTRAINTS := $(if $(filter gpu,$(VARIANT)),requirements/gpu.txt,requirements/constraints-cpu.txt)
 
 $(RUN_STAMP): requirements/base.in requirements/$(VARIANT).in requirements/torchrec.in $(CONSTRAINTS) scripts/setup.sh
@@ -41,6 +42,11 @@ $(PACKAGE_STAMP): pyproject.toml $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Says in one line what came of it; without a compiler PyTorch's own operators are used.
+$(NATIVE_STAMP): kernels/native/build.py $(wildcard kernels/native/src/*) $(PACKAGE_STAMP)
+	@$(BIN)/python -m kernels.native
+	@touch $@
+
 ##@ Set up
 
 .PHONY: help
@@ -49,7 +55,7 @@ help: ## Print this help
 	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(RUN_STAMP) $(PACKAGE_STAMP) ## Create .venv with what a mesh needs
+setup: $(RUN_STAMP) $(PACKAGE_STAMP) $(NATIVE_STAMP) ## Create .venv with what a mesh needs
 	@:
 
 .PHONY: setup-dev

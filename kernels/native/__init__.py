@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from kernels.native.attention import PackedKeys, block_attention, broadcast_attention, pack_keys
 from kernels.native.library import NativeStatus, NativeUnavailableError, status
+from kernels.native.linear import BroadcastLinear, Int8Linear, quantize_rows
+from kernels.native.topk import segmented_topk
 
 __all__ = [
+    "BroadcastLinear",
+    "Int8Linear",
     "NativeStatus",
     "NativeUnavailableError",
     "PackedKeys",
     "block_attention",
     "broadcast_attention",
     "pack_keys",
+    "quantize_rows",
+    "segmented_topk",
     "status",
 ]

@@ -1,6 +1,6 @@
 """Compiles the native library: one shared object, in a cache folder, under a name that says what it was made of.
 
-Nothing here runs at import of ``kernels.native``: ``make setup`` calls ``python -m kernels.native.build``, or a caller
+Nothing here runs at import of ``kernels.native``: ``make setup`` calls ``python -m kernels.native``, or a caller
 calls ``build``. The object's name holds a hash of the sources and flags and one of the compiler: a changed source is
 never served by an old object. Several processes may build at once: each writes a file of its own and renames it.
 """
@@ -11,7 +11,6 @@ import hashlib
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,23 +109,3 @@ def _run(command: Sequence[str]) -> str:
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
     return done.stdout
-
-
-def main() -> int:
-    """Build into the default folder and say in one line what came of it; there is no failure, only less speed."""
-    # Imported here: the status needs PyTorch, the build does not.
-    from kernels.native.library import status
-
-    try:
-        build()
-    except BuildError as error:
-        sys.stdout.write(f"native kernels: not built ({str(error).splitlines()[0]}); PyTorch's own kernels are used\n")
-        return 0
-    found = status()
-    note = f"ready ({found.path})" if found.available else f"built, but cannot run here: {found.reason}"
-    sys.stdout.write(f"native kernels: {note}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

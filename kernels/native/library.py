@@ -50,7 +50,7 @@ def status(folder: Path = DEFAULT_FOLDER) -> NativeStatus:
     """Say whether the library of a cache folder can be used in this process; builds nothing."""
     path = built_library(folder)
     if path is None:
-        return NativeStatus(False, f"not built in {folder}: python -m kernels.native.build", None)
+        return NativeStatus(False, f"not built in {folder}: python -m kernels.native", None)
     try:
         library = _open(path)
     except OSError as error:

@@ -37,12 +37,17 @@ def pair_rows(x: Tensor) -> Tensor:
     return (halves[0::2] | halves[1::2] << 16).contiguous()
 
 
+def pack_panels(elements: Tensor) -> Tensor:
+    """Lay int32 [R, N], N a multiple of 16, out as panels [R, 64]; the last one may have fewer columns."""
+    columns = elements.shape[1]
+    return torch.cat([elements[:, first : first + PANEL].reshape(-1) for first in range(0, columns, PANEL)])
+
+
 def pack_matrix(weight: Tensor) -> PackedMatrix:
     """Pack a weight [N, K] of any floating dtype for products x @ weight.T in bf16; padding is zero."""
     num_columns, num_inputs = weight.shape
     columns = -(-num_columns // LANES) * LANES
     padded = torch.nn.functional.pad(weight.detach(), (0, num_inputs % 2, 0, columns - num_columns))
     pairs = pair_rows(padded.T)
-    panels = [pairs[:, first : first + PANEL].reshape(-1) for first in range(0, columns, PANEL)]
-    data = torch.cat(panels)
+    data = pack_panels(pairs)
     return PackedMatrix(data, PackedMatrixStruct(data.data_ptr(), len(pairs), columns))

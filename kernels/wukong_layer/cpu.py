@@ -155,7 +155,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if num_keys == 0:
         return torch.zeros_like(queries)
     rows = split_last((queries * head_width**-0.5).flatten(0, 1), num_heads).transpose(0, 1)
-    # Two products and a softmax: 2.5 times as fast here as scaled_dot_product_attention in bf16.
+    # Two products and a softmax: 2.5 times as fast as scaled_dot_product_attention in bf16 on an AMD Zen 5, where the
+    # latter runs at its fp32 rate.
     answers = [torch.bmm(torch.bmm(part, keys).softmax(-1), values) for part in torch.split(rows, _ROWS_MAX, dim=1)]
     return torch.cat(answers, dim=1).transpose(0, 1).reshape(queries.shape)
 

@@ -81,19 +81,20 @@ inline void softmax_block(const float* scores, bf16* weights, long count, float 
     top = _mm512_max_ps(top, _mm512_loadu_ps(scores + j));
     top2 = _mm512_max_ps(top2, _mm512_loadu_ps(scores + j + 16));
   }
-  const float block_max = _mm512_reduce_max_ps(_mm512_max_ps(top, top2)) * log2_scale;
+  const float block_max = _mm512_reduce_max_ps(_mm512_max_ps(top, top2));
   const float max = block_max > state.max ? block_max : state.max;
   // With nothing seen yet every score is -inf: subtract 0, so that the weights are 0 and not NaN.
   const float base = max == -INFINITY ? 0.0f : max;
-  state.rescale = _mm512_cvtss_f32(exp2_nonpositive(_mm512_set1_ps(state.max - base)));
+  state.rescale = _mm512_cvtss_f32(exp2_nonpositive(_mm512_set1_ps((state.max - base) * log2_scale)));
   state.max = max;
   const __m512 scale = _mm512_set1_ps(log2_scale);
   const __m512 shift = _mm512_set1_ps(base);
   __m512 sum = _mm512_setzero_ps();
   __m512 sum2 = _mm512_setzero_ps();
   for (long j = 0; j < count; j += 32) {
-    const __m512 low = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), scale, shift));
-    const __m512 high = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j + 16), scale, shift));
+    // Not fused: the difference must not round above 0, which it would for scores of more than 2^24.
+    const __m512 low = exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + j), shift), scale));
+    const __m512 high = exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + j + 16), shift), scale));
     sum = _mm512_add_ps(sum, low);
     sum2 = _mm512_add_ps(sum2, high);
     _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
