@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from models.calibration import Calibration
+from models.execution import FusedNetwork, choose_execution
 from models.heads import CLICK, probabilities
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
@@ -94,9 +95,28 @@ class HeldOut:
             undo()
         return {depth: np.concatenate(found) for depth, found in parts.items()}
 
+    @torch.inference_mode()
+    def scores_of(self, network: FusedNetwork) -> Scores:
+        """Return the scores of every exit by the same network in another form."""
+        return {
+            depth: np.concatenate(
+                [
+                    probabilities(self._calibration.apply(logits.numpy(), depth))
+                    for batch in self._batches
+                    for logits in [
+                        network.full_pass(batch.state, batch.pooled, batch.counters, None, None, batch.layout, depth)
+                    ]
+                ]
+            )
+            for depth in self.plain
+        }
+
     def change(self, layers: Mapping[str, Format]) -> float:
         """Return the relative change of the click's NE with some layers in formats: the largest of the exits."""
-        found = self.scores(layers)
+        return self.change_of(self.scores(layers))
+
+    def change_of(self, found: Scores) -> float:
+        """Return the relative change of the click's NE with other scores: the largest of the exits."""
         changes = [self._ne(found[depth]) / self._ne(plain) - 1 for depth, plain in self.plain.items()]
         return max(changes, key=abs)
 
@@ -143,9 +163,11 @@ def make_plan(
     variants: dict[str, Mapping[str, Format]] = {"fp32": {}, "plan": choice.layers}
     if "bf16_packed" in formats:
         variants["bf16"] = dict.fromkeys(layers, "bf16_packed")
-    passes = _time_passes(network, variants, counts, clock, rounds)
-    pays = passes["plan"] < (1 - GAIN_MIN / 2) * passes["fp32"]
-    if choice.layers and not pays:
+    stacks = _stacks(network, "bf16_packed" in formats)
+    passes = _time_passes(network, variants, stacks, counts, clock, rounds)
+    # What a replica runs without a plan and without a loss is the faster of the network and its float32 stack.
+    plain_s = min(passes["fp32"], passes.get("stack_float32", passes["fp32"]))
+    if choice.layers and passes["plan"] >= (1 - GAIN_MIN / 2) * plain_s:
         # Alone a layer's time fits its caches; in the whole pass the casts between formats may eat what it saves.
         choice = Choice({}, 0.0, (*choice.rolled_back, *choice.layers))
     return PrecisionPlan(
@@ -161,6 +183,7 @@ def make_plan(
         skipped_formats=skipped,
         rolled_back=choice.rolled_back,
         pass_seconds=passes,
+        stack_ne_changes={name: held_out.change_of(held_out.scores_of(stack)) for name, stack in stacks.items()},
         evidence={
             name: LayerEvidence(
                 shape=(linear.out_features, linear.in_features), seconds=seconds[name], ne_changes=changes[name]
@@ -221,22 +244,37 @@ def show_plan(plan: PrecisionPlan, console: Console) -> None:
     )
 
 
+def _stacks(network: RankingNetwork, with_bfloat16: bool) -> dict[str, FusedNetwork]:
+    """Return the packed forms that a replica may run instead of a plan; none for a network that has no such form."""
+    try:
+        stacks = {"stack_float32": FusedNetwork(network, choose_execution("torch", "float32"))}
+        if with_bfloat16:
+            stacks["stack_bfloat16"] = FusedNetwork(network, choose_execution("auto", "bfloat16"))
+    except ConfigError:
+        return {}
+    return stacks
+
+
 @torch.inference_mode()
 def _time_passes(
     network: RankingNetwork,
     variants: Mapping[str, Mapping[str, Format]],
+    stacks: Mapping[str, FusedNetwork],
     counts: Sequence[int],
     clock: Clock,
     rounds: int,
 ) -> dict[str, float]:
-    """Time the whole full pass with each variant's formats, in turn in each round: name -> seconds over the counts."""
+    """Time the whole full pass in each variant's formats and in each packed form, in turn in each round.
+
+    Returns:
+        Name -> seconds, summed over the counts.
+    """
     config = network.config
     length = config.encoder.num_events
     buckets = torch.zeros(1, length, dtype=torch.int64)
     features = torch.randn(1, len(config.request_features), config.width)
     dense = torch.zeros(1, len(DENSE_FEATURES))
     state = network.encode(features, torch.randn(1, length, config.width), buckets, buckets, None, dense)
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
     inputs = [
         (
             torch.randn(count, len(config.candidate_features), config.width),
@@ -245,13 +283,20 @@ def _time_passes(
         )
         for count in counts
     ]
-    for turn in range(rounds + 1):
+
+    def spent_s(executed: RankingNetwork | FusedNetwork) -> float:
+        begin_s = clock.monotonic_s()
+        for pooled, counters, layout in inputs:
+            executed.full_pass(state, pooled, counters, None, None, layout)
+        return clock.monotonic_s() - begin_s
+
+    seconds: dict[str, list[float]] = {name: [] for name in (*variants, *stacks)}
+    for _ in range(rounds + 1):
         for name, layers in variants.items():
             undo = with_formats(network, layers)
-            begin_s = clock.monotonic_s()
-            for pooled, counters, layout in inputs:
-                network.full_pass(state, pooled, counters, None, None, layout)
-            if turn:
-                seconds[name].append(clock.monotonic_s() - begin_s)
+            seconds[name].append(spent_s(network))
             undo()
-    return {name: float(np.median(values)) for name, values in seconds.items()}
+        for name, stack in stacks.items():
+            seconds[name].append(spent_s(stack))
+    # The first round warms up.
+    return {name: float(np.median(values[1:])) for name, values in seconds.items()}

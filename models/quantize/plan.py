@@ -49,8 +49,10 @@ class PrecisionPlan(Config):
         skipped_formats: format -> why it was not measured.
         rolled_back: Layers that were chosen one by one and taken back: by the joint check, or all of them because the
             whole pass was not faster.
-        pass_seconds: What the whole full pass took, over all counts: ``fp32``, ``bf16`` (every layer), and ``plan``, as
-            it was chosen, before it was taken back if it was.
+        pass_seconds: What the whole full pass took, over all counts: ``fp32``, ``bf16`` (every layer), ``plan``, as it
+            was chosen, before it was taken back if it was, and ``stack_float32`` and ``stack_bfloat16``, the packed
+            forms of ``models.execution`` that a replica runs without a plan.
+        stack_ne_changes: Name of the packed form -> relative change of NE with it, the worst exit's.
         evidence: Layer name -> measurements.
     """
 
@@ -66,6 +68,7 @@ class PrecisionPlan(Config):
     skipped_formats: dict[Format, str] = Field(default_factory=dict)
     rolled_back: tuple[str, ...] = ()
     pass_seconds: dict[str, float] = Field(default_factory=dict)
+    stack_ne_changes: dict[str, float] = Field(default_factory=dict)
     evidence: dict[str, LayerEvidence] = Field(default_factory=dict)
 
     def file_name(self) -> str:
@@ -109,8 +112,8 @@ def find_plan(
 ) -> PrecisionPlan | None:
     """Return the plan in a folder for this version on this device; None where there is none.
 
-    A plan of another version, device or shape, one with a format whose kernels are not there, and a file that is no
-    plan, is ignored, with a line in the log that says why.
+    A plan of another version, device or shape, one with a format whose kernels are not there, one that says that
+    nothing pays, and a file that is no plan, is ignored, with a line in the log that says why.
 
     Args:
         folder: Where ``rankmesh quantize`` writes.
@@ -141,6 +144,8 @@ def _read(path: Path, wanted: dict[str, str]) -> tuple[str, PrecisionPlan | None
     for name, value in wanted.items():
         if (found := getattr(plan, name)) != value:
             return f"{name} is {found!r}, not {value!r}", None
+    if not plan.layers:
+        return "says that nothing pays here", None
     for number_format in sorted(set(plan.layers.values())):
         if why := missing(number_format):
             return f"format {number_format}: {why}", None

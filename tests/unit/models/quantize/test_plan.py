@@ -58,6 +58,7 @@ def test_a_plan_read_back_is_the_same(tmp_path: Path) -> None:
         ({"version": "other"}, "version is 'other', not 'random'"),
         ({"device": "an abacus"}, "device is 'an abacus'"),
         ({"shapes": "0"}, "shapes is '0'"),
+        ({"layers": {}}, "says that nothing pays here"),
     ],
 )
 def test_a_plan_of_something_else_is_ignored_and_logged(
