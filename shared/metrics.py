@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
@@ -134,24 +134,25 @@ class MetricsRegistry:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._children: dict[tuple[Any, ...], Any] = {}
         for spec in METRICS:
             if spec.service == service:
                 self._add(spec)
 
     def count(self, name: str, number: float = 1, /, **labels: str) -> None:
         """Add to a counter."""
-        counter = self._counters[name]
-        (counter.labels(**self._closed(labels)) if labels else counter).inc(number)
+        child: Counter = self._child(self._counters[name], name, labels)
+        child.inc(number)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set a gauge."""
-        gauge = self._gauges[name]
-        (gauge.labels(**self._closed(labels)) if labels else gauge).set(value)
+        child: Gauge = self._child(self._gauges[name], name, labels)
+        child.set(value)
 
     def observe(self, name: str, value: float, /, **labels: str) -> None:
         """Put a value, in the metric's unit, into a histogram."""
-        histogram = self._histograms[name]
-        (histogram.labels(**self._closed(labels)) if labels else histogram).observe(value)
+        child: Histogram = self._child(self._histograms[name], name, labels)
+        child.observe(value)
 
     def render(self) -> bytes:
         """Return all of them in Prometheus' text format."""
@@ -167,6 +168,19 @@ class MetricsRegistry:
                 self._histograms[spec.name] = Histogram(
                     spec.full_name, spec.help, spec.labels, registry=self._registry, buckets=MS_BUCKETS
                 )
+
+    def _child(self, family: Any, name: str, labels: dict[str, str]) -> Any:
+        """Return the series of some label values, found once: finding it costs as much as counting."""
+        if not labels:
+            return family
+        key = (name, *labels.items())
+        child = self._children.get(key)
+        if child is None:
+            closed = self._closed(labels)
+            child = family.labels(**closed)
+            if closed == labels:  # what is not listed could be anything, and would fill the memory
+                self._children[key] = child
+        return child
 
     def _closed(self, labels: dict[str, str]) -> dict[str, str]:
         return {name: value if value in self._values.get(name, ()) else OTHER for name, value in labels.items()}

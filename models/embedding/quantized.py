@@ -17,6 +17,7 @@ Shape letters: R rows, D width, U rows that are read.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ from shared.errors import WeightsError
 
 HEAD_BYTES = 4
 """Scale and bias in front of an int8 or int4 row."""
+
+_SPILL_ROWS = 1 << 16
+"""Rows that are copied at a time on their way to a file."""
 
 _LEVELS: Mapping[RowType, int] = {"int8": 255, "int4": 15}
 _STORED: Mapping[RowType, type[np.generic]] = {
@@ -121,6 +125,27 @@ class StoredRows:
             return cls(row_type, width, np.memmap(path, dtype, mode="r", shape=(num_rows, length)))
         except OSError as error:
             raise WeightsError(f"cannot map {path}: {error.strerror}", file=str(path)) from error
+
+    def spilled(self, path: Path) -> StoredRows:
+        """Write the rows to a file and return them mapped from it, so that memory holds only the pages in use.
+
+        The file is written beside its place and renamed: a half-written one is never mapped.
+
+        Raises:
+            WeightsError: the file cannot be written.
+        """
+        if not self.num_bytes:
+            return self
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+                Path(file.name).chmod(0o600)
+                for start in range(0, len(self), _SPILL_ROWS):
+                    file.write(np.ascontiguousarray(self.data[start : start + _SPILL_ROWS]).data)
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise WeightsError(f"cannot write {path}: {error.strerror}", file=str(path)) from error
+        return StoredRows.mapped(path, self.row_type, self.width, len(self))
 
     def __len__(self) -> int:
         """Number of rows R."""

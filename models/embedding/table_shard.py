@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,13 +25,22 @@ class TableShard:
         shard: This shard, from 0.
         num_shards: S.
         backend: How rows are looked up, see ``models.embedding.shard_tables``.
+        map_dir: Folder in which the shard's rows are put, to be read from there page by page: for tables that do not
+            fit into memory, with backend ``reference``. None: they are in memory.
 
     Raises:
         ValueError: ``shard`` is not in ``[0, num_shards)``.
-        WeightsError: the weights do not have the rows that the model asks for.
+        WeightsError: the weights do not have the rows that the model asks for, or rows in files were asked of FBGEMM.
     """
 
-    def __init__(self, source: WeightSource, shard: int, num_shards: int, backend: TableBackend = "reference") -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        shard: int,
+        num_shards: int,
+        backend: TableBackend = "reference",
+        map_dir: Path | None = None,
+    ) -> None:
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
         config = RankerConfig.model_validate(source.json("model"))
@@ -42,8 +53,11 @@ class TableShard:
             whole = stored_rows(source, config, name)
             part = self.plan.part(name, shard, whole)
             self._num_rows[name] = len(whole)
-            # A strided view would keep the whole table in memory.
-            parts[name] = StoredRows(part.row_type, part.width, np.ascontiguousarray(part.data))
+            if map_dir is None:
+                # A strided view would keep the whole table in memory.
+                parts[name] = StoredRows(part.row_type, part.width, np.ascontiguousarray(part.data))
+            else:
+                parts[name] = part.spilled(map_dir / f"{source.version}.{shard}-of-{num_shards}.{name}.rows")
         self.num_bytes = {name: part.num_bytes for name, part in parts.items()}
         """table -> bytes of this shard's rows."""
         self._gather = shard_tables(parts, backend)

@@ -56,7 +56,7 @@ class EmbeddingService:
         Raises:
             WeightsError: the weights do not answer their golden request.
         """
-        tables = TableShard(source, config.shard, config.num_shards, config.backend)
+        tables = TableShard(source, config.shard, config.num_shards, config.backend, config.map_dir)
         Golden.from_weights(source).check_shard(tables, FeatureExtractor.from_weights(source))
         return cls(config, tables, source.version, clock, replica, logger)
 

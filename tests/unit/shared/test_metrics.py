@@ -119,3 +119,14 @@ def test_mistakes_of_the_calling_code_are_errors() -> None:
 def test_buckets_are_dense_where_the_budget_is() -> None:
     assert list(MS_BUCKETS) == sorted(set(MS_BUCKETS))
     assert sum(10 <= bound <= 100 for bound in MS_BUCKETS) >= 6
+
+
+def test_label_values_that_are_not_listed_take_no_memory() -> None:
+    registry = MetricsRegistry("embedding")
+    for number in range(100):
+        registry.count("calls_total", method=f"made-up-{number}", outcome="ok")
+        registry.count("calls_total", method="lookup", outcome="ok")
+    assert len(registry._children) == 1
+    text = registry.render().decode()
+    assert 'method="other",outcome="ok"} 100.0' in text
+    assert 'method="lookup",outcome="ok"} 100.0' in text

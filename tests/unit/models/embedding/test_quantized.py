@@ -120,6 +120,22 @@ def test_a_mapped_table_reads_like_one_in_memory(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mapped.read(rows), stored.read(rows))
 
 
+@pytest.mark.parametrize("row_type", TYPES)
+def test_spilled_rows_read_the_same_and_leave_nothing_half_written(row_type: RowType, tmp_path: Path) -> None:
+    stored = StoredRows.of(_weight(), row_type).rows(1, 2)
+    path = tmp_path / "new" / "rows"
+    for _ in range(2):  # the second time over the first
+        mapped = stored.spilled(path)
+        assert mapped.is_mapped
+        np.testing.assert_array_equal(mapped.read(np.arange(100)), stored.read(np.arange(100)))
+    assert [file.name for file in path.parent.iterdir()] == ["rows"]
+    with pytest.raises(WeightsError, match="cannot write"):
+        stored.spilled(path / "below-a-file")
+    with pytest.raises(WeightsError, match="which needs backend reference"):
+        shard_tables({"t": mapped}, "fbgemm")
+    assert not stored.rows(100, 1).spilled(path).is_mapped  # no rows, no file
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"0" * 99)
     with pytest.raises(WeightsError, match=r"must have 100 bytes .* has 99"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,6 +175,19 @@ def test_quantized_tables_are_published_as_rows_and_as_values() -> None:
     assert (np.abs(after - before).max(axis=1) > 0).all()
     assert (np.abs(after - before) < span / 200).all()
     assert TableShard(quantized, 0, 1).num_bytes["item"] == 41 * (TINY.width + 4)
+
+
+@pytest.mark.parametrize(("kind", "hot"), KINDS)
+def test_rows_in_files_give_the_same_bits(kind: Placement, hot: int, tmp_path: Path) -> None:
+    source = _source(kind, hot, "int8")
+    features = _features(source, {"item_id": [[1, 40], [7]], "genres": [[1], []], "year": [[2], [3]]})
+    for shard in range(2):
+        mapped = TableShard(source, shard, 2, map_dir=tmp_path).lookup(features)
+        held = TableShard(source, shard, 2).lookup(features)
+        assert mapped.keys() == held.keys()
+        for name, rows in held.items():
+            np.testing.assert_array_equal(mapped[name], rows)
+    assert all(path.suffix == ".rows" for path in tmp_path.iterdir())
 
 
 def test_hot_rows_need_traffic() -> None:
