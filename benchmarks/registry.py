@@ -95,6 +95,16 @@ BENCHMARKS: dict[str, Entry] = {
         "useful FLOPs of the ranking pass over the measured ceiling of the same run",
         ("mfu_bf16_n1000", "mfu_fp32_n1000", "mfu_layer_bf16_n1000"),
     ),
+    "kernels": Entry(
+        "benchmarks.kernels.operators:run",
+        "every operator against the plain form that it replaces, and what the kernel search chooses",
+        ("speedup_broadcast_gemm", "speedup_broadcast_attention", "speedup_grouped_gemm", "speedup_topk_over_sort"),
+    ),
+    "lowp": Entry(
+        "benchmarks.models.lowp:run",
+        "the precision plan of the newest weights against all-bf16 and float32: time and NE; int8 of a large layer",
+        ("time_ratio_plan_over_bf16", "ne_change_relative", "speedup_int8_native_over_bf16"),
+    ),
     "turbo": Entry(
         "benchmarks.models.turbo:run",
         "Wukong Turbo on and off: bias, simplification, delegation; three seeds on real data, about 12 minutes",

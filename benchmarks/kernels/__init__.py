@@ -1,0 +1,1 @@
+"""Benchmarks of single operators, each against the form that it replaces."""

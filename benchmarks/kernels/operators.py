@@ -1,0 +1,102 @@
+"""Benchmark ``kernels``: every operator against the plain form that it replaces, and what the search makes of each.
+
+For each operator of ``kernels.search.spaces`` all variants are checked against the reference and timed in interleaved
+rounds; rows give the plain form's time over the winner's. The number of operators that torch dispatches in one full
+pass is counted for the modules and for the packed stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.harness import interleaved, measure
+from benchmarks.models.subject import Subject
+from benchmarks.record import Measurement, Param
+from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from kernels.search import SearchResult, search
+from kernels.search.spaces import standard_problems
+from kernels.segmented_topk import segmented_topk
+from models.execution import FusedNetwork, choose_execution
+from models.network import RankingNetwork
+from shared.clock import SystemClock
+
+NUM_ROUNDS, QUICK_ROUNDS = 21, 3
+TOPK = {"values": 1_000_000, "k": 1_000}
+NUM_CANDIDATES = 500
+
+
+def run(options: BenchmarkOptions) -> BenchmarkReport:
+    """Search every operator, and measure what has no search space."""
+    rounds = QUICK_ROUNDS if options.quick else NUM_ROUNDS
+    subject = Subject.of(NUM_CANDIDATES, options.seed)
+    with torch.inference_mode():
+        figures = [
+            figure
+            for problem in standard_problems()
+            for figure in _found(search(problem, num_rounds=rounds, seed=options.seed))
+        ]
+        figures += [*_topk(options.seed, rounds), *_dispatches(subject)]
+    return BenchmarkReport(tuple(figures), subject.config.digest())
+
+
+def _found(result: SearchResult) -> list[Measurement]:
+    """Return the plain form's time over the winner's, with every variant's time and fate as parameters."""
+    times = {each.variant: each.time_us for each in result.outcomes if each.time_us is not None}
+    plain = result.outcomes[0]
+    params: dict[str, Param] = {
+        **result.shape,
+        "dtype": result.dtype,
+        "threads": torch.get_num_threads(),
+        "winner": result.winner,
+        **{f"{each.variant}_us": each.time_us for each in result.outcomes if each.time_us is not None},
+        **{f"{each.variant}_fate": each.fate for each in result.outcomes if each.time_us is None},
+    }
+    name = result.op if result.op != "linear" else f"linear_{'any' if 'int8_native' in times else 'bf16'}"
+    if plain.time_us is None:
+        return []
+    return [Measurement(f"speedup_{name}", round(plain.time_us / times[result.winner], 3), "1", params=params)]
+
+
+def _topk(seed: int, rounds: int) -> list[Measurement]:
+    """Measure the k best of a million against torch's top-k and a full sort."""
+    values = np.random.default_rng(seed).normal(size=TOPK["values"]).astype(np.float32)
+    ends, tensor = np.array([0, len(values)]), torch.from_numpy(values)
+    calls: dict[str, Callable[[], object]] = {
+        "sort": lambda: np.argsort(-values, kind="stable")[: TOPK["k"]],
+        "torch_topk": lambda: torch.topk(tensor, TOPK["k"]),
+        "cpu": lambda: segmented_topk(values, ends, TOPK["k"], backend="cpu"),
+    }
+    if choose_execution().backend == "native":
+        calls["native"] = lambda: segmented_topk(values, ends, TOPK["k"], backend="native")
+    samples = interleaved(calls, rounds, 1, seed, SystemClock())
+    best = min(
+        (name for name in samples if name in ("cpu", "native")), key=lambda name: float(np.median(samples[name]))
+    )
+    return [
+        measure(f"speedup_topk_over_{name}", samples[name] / samples[best], "p50", "1", **TOPK, backend=best)
+        for name in ("sort", "torch_topk")
+    ]
+
+
+def _dispatches(subject: Subject) -> list[Measurement]:
+    """Count the operators of one full pass: modules, and packed stack."""
+
+    def count(network: RankingNetwork | FusedNetwork) -> int:
+        request = subject.request
+        state = network.encode(
+            request.features, request.items, request.weight_buckets, request.gap_buckets, None, request.dense
+        )
+        pooled, counters, layout = subject.candidates(NUM_CANDIDATES)
+        network.full_pass(state, pooled, counters, None, None, layout)  # packs on first use
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            network.full_pass(state, pooled, counters, None, None, layout)
+        return sum(event.cpu_parent is None for event in found.events() or [])
+
+    execution = choose_execution()
+    found = {"modules": count(subject.network), "packed": count(FusedNetwork(subject.network, execution))}
+    params: dict[str, Param] = {"layers": subject.config.num_layers, "execution": execution.backend}
+    return [Measurement(f"dispatched_ops_{name}", float(number), "1", params=params) for name, number in found.items()]
