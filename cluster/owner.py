@@ -155,8 +155,8 @@ class Owner:
             self._say("starting", f"stations {num_ready}/{num_wanted}")
             self._check_stop()
 
-        plans = str(self._request.var_dir.absolute() / "plans")
-        self._node.run(Place(self._config, version, weights_url, store, plans), progress)
+        plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
+        self._node.run(Place(self._config, version, weights_url, store, plans, search), progress)
 
         def is_ready() -> bool:
             self._check_stop()

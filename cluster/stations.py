@@ -60,6 +60,7 @@ class Place:
         weights_url: Weight store.
         store: How to reach the Redis-protocol store.
         plans: Folder of precision plans, which need not be there.
+        search: Folder of what kernel searches found, which need not be there.
     """
 
     config: MeshConfig
@@ -67,6 +68,7 @@ class Place:
     weights_url: str
     store: StoreConfig
     plans: str
+    search: str
 
     def weights(self) -> WeightReader:
         """Open the weights version."""
@@ -78,9 +80,16 @@ class Place:
         Raises:
             ConfigError: the machine cannot do what the configuration asks.
         """
+        from models.config import RankerConfig
         from models.execution import choose_execution  # imports torch
+        from models.tuning import tuned_execution
 
-        return choose_execution(self.config.execution.backend, self.config.execution.precision)
+        backend, precision = self.config.execution.backend, self.config.execution.precision
+        if backend == "auto":
+            model = RankerConfig.model_validate(self.weights().json("model"))
+            if (tuned := tuned_execution(model, precision, Path(self.search))) is not None:
+                return tuned
+        return choose_execution(backend, precision)
 
 
 def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cluster.cli import bench, events, lifecycle, plan, rank, run, status, train
+from cluster.cli import bench, events, lifecycle, plan, quantize, rank, run, simplify, status, train, tune
 from cluster.cli.group import VerbGroup
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, lifecycle, status, rank, events, train, plan, bench):
+for module in (run, lifecycle, status, rank, events, train, simplify, quantize, tune, plan, bench):
     app.registered_commands += module.app.registered_commands
 
 __all__ = ["app"]

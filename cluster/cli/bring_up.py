@@ -140,6 +140,11 @@ def _train(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
         )
         choice = Choice(version, store.open(version).json("metrics"), is_new=True)
         step.done(in_words(choice))
+    with steps.step("kernels", "searching the fastest execution of this model on this machine") as step:
+        from cluster.cli.tune import tune_version
+
+        result = tune_version(store.open(version), plan.mesh, plan.settings.var_dir)
+        step.done(f"{result.winner.replace('_', ' ')}, the fastest of {len(result.outcomes)} that were tried")
     return choice
 
 

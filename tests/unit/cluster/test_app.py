@@ -21,7 +21,7 @@ CONFIG = MeshConfig.model_validate(
         "edges": {"preprocess.extract": "value"},
     }
 )
-PLACE = Place(CONFIG, "v1", "/weights", StoreConfig(), "/plans")
+PLACE = Place(CONFIG, "v1", "/weights", StoreConfig(), "/plans", "/search")
 
 
 def deployments() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_settings_reach_serve() -> None:
 
 def test_a_mesh_without_foundation_workers() -> None:
     config = MeshConfig.model_validate({"foundation": None})
-    bound = cast(Any, build(Place(config, "v1", "/weights", StoreConfig(), "/plans")))._bound_deployment
+    bound = cast(Any, build(Place(config, "v1", "/weights", StoreConfig(), "/plans", "/search")))._bound_deployment
     assert "foundation" not in bound.init_args[1]
     handles = {name: cast(Any, FakeServeHandle()) for name in bound.init_args[1]}
     assert connect_stations(config, handles).foundation is None
