@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from models.config import Placement, RowType
+from models.config import Placement, RankerConfig, RowType, TableConfig
 from models.embedding.plan import Placed, ShardPlan
 from models.embedding.planner import CardConfig, PlanConfig, PlanTable, make_plan
 from models.embedding.planner.calibrate import calibrate
@@ -21,6 +23,9 @@ from models.embedding.planner.cost import head_reads, loads, row_wise_lookups, t
 from models.embedding.planner.picture import draw
 from models.embedding.planner.report import make_report, size
 from models.embedding.quantized import StoredRows, row_bytes
+from models.embedding.serving_rows import with_serving_rows
+from models.embedding.table_shard import TableShard
+from models.source import MemorySource
 from shared.clock import SystemClock
 from shared.config import load_config
 from shared.errors import ConfigError
@@ -151,6 +156,37 @@ def test_the_paper_cluster_is_feasible_and_loads_in_ten_minutes() -> None:
     fullest = (max(report.resident_bytes) + config.dense_gb * 1e9) / (config.card.load_gb_s * 1e9)
     assert report.load_s >= fullest
     assert any(f"{report.load_s:.1f} s" in line for line in report.arithmetic)
+
+
+def test_shards_can_carry_a_plan_out_and_hold_what_it_says() -> None:
+    default = RankerConfig()
+    rows = {"item": 4_000, "genre": 20, "year": 82}
+    ids = {"item": 300, "genre": 10, "year": 40}
+    tables = tuple(PlanTable(name=name, rows=rows[name], width=32, row_type="int8", ids=ids[name]) for name in rows)
+    for num_cards in (1, 2, 4):
+        plan = make_plan(
+            PlanConfig(num_cards=num_cards, card=CARD, origin_gb_s=1, requests_s=1, replicate_share=0, tables=tables)
+        )
+        chosen = {choice.table.name: choice.settings() for choice in plan.choices}
+        config = default.model_copy(
+            update={
+                "tables": tuple(TableConfig.model_validate(chosen.get(t.name, t.model_dump())) for t in default.tables)
+            }
+        )
+        weights = {f"tables/{name}": {"weight": np.ones((number, 32), np.float32)} for name, number in rows.items()}
+        source = MemorySource("v", weights, {"model": config.model_dump(mode="json")})
+        source = with_serving_rows(source, {name: np.ones(number, np.int64) for name, number in rows.items()})
+        held = [sum(TableShard(source, card, num_cards).num_bytes.values()) for card in range(num_cards)]
+        assert held == plan.resident_bytes()
+
+
+def test_planning_needs_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys; from models.embedding.planner import PlanConfig, picture, report;"
+        "print(sorted({'numpy', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
 
 
 def test_what_a_cluster_cannot_do_is_said() -> None:
