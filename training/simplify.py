@@ -1,4 +1,8 @@
-"""``rankmesh simplify``: makes published weights smaller, measures what that costs, and publishes the result."""
+"""``rankmesh simplify``: makes published weights smaller, measures what that costs, and publishes the result.
+
+The new version keeps the training configuration of the old one, so a mesh that looks for weights of that configuration
+finds the simplified ones, which are newer.
+"""
 
 from __future__ import annotations
 
