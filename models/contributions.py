@@ -54,7 +54,7 @@ class LayerContributions:
 
 
 @dataclass(frozen=True, slots=True)
-class Contributions:
+class NetworkContributions:
     """Relative contributions of all units.
 
     Args:
@@ -66,7 +66,7 @@ class Contributions:
     heads: dict[int, Tensor]
 
 
-def measure_contributions(network: RankingNetwork, run: Callable[[RankingNetwork], object]) -> Contributions:
+def measure_contributions(network: RankingNetwork, run: Callable[[RankingNetwork], object]) -> NetworkContributions:
     """Run the network and measure every unit.
 
     Args:
@@ -96,7 +96,7 @@ def measure_contributions(network: RankingNetwork, run: Callable[[RankingNetwork
     # Two names for each block: its down map and its tokens.
     if len(sums) != 5 * len(layers) + len(exits):
         raise ValueError(f"every layer and exit must run, ran {sorted(sums)}")
-    return Contributions(
+    return NetworkContributions(
         tuple(
             LayerContributions(
                 _block(layer.request, [], sums, f"{index}.request"),
