@@ -8,10 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from kernels.wukong_layer.weights import LayerGiven, LayerWeights, split_last
-
-EPSILON = 1e-6
-"""Of both norms, as in ``models.layers.norm``."""
+from kernels.wukong_layer.weights import EPSILON, LayerGiven, LayerWeights, split_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,14 @@ class ReferenceLayers:
             both = torch.cat([x, self._seen(x, weights, given, mask, request)], dim=1)
         mixtures = self._round(weights.mixtures @ both + given.mixtures[request])
         products = (both @ mixtures.transpose(1, 2)).flatten(1)
-        products = self._round(_norm(products) * weights.norm_products)
+        products = self._round(_norm(products, weights.product_epsilon) * weights.norm_products)
         hidden = self._round(torch.relu(products @ weights.up.T + given.hidden[request]))
         mlp = (hidden @ weights.down.T).view(len(x), weights.num_mlp_tokens, weights.width)
         linear = weights.linear @ both + given.linear[request]
         residual = x if weights.residual is None else weights.residual @ x
-        return self._round(_norm(torch.cat([mlp, linear], dim=1) + residual) * weights.norm)
+        without = x.new_zeros(len(x), weights.num_residual_tokens, weights.width)
+        made = torch.cat([mlp, linear, without], dim=1)
+        return self._round(_norm(made + residual, EPSILON) * weights.norm)
 
     def _seen(
         self, x: Tensor, weights: LayerWeights, given: LayerGiven, mask: Tensor | None, request: Tensor
@@ -111,5 +110,5 @@ class ReferenceLayers:
         return LayerWeights(**{**values, **rounded})
 
 
-def _norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+def _norm(x: Tensor, epsilon: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+EPSILON = 1e-6
+"""Of both norms, as in ``models.layers.norm``."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Weights of the candidate side of one layer, any floating dtype; n tokens enter, s = n + Q are seen.
+
+    The fields are those of ``models.wukong.GroupBlock``.
 
     Args:
         query_tokens: [Q, n]; Q may be 0: then no history is looked at, and ``query`` and ``attention_out`` are unused.
@@ -21,9 +26,11 @@ class LayerWeights:
         up: [hidden, s * k].
         down: [mlp tokens * D, hidden].
         linear: [linear tokens, s].
-        residual: [mlp tokens + linear tokens, n], None: identity, where as many tokens leave as enter.
+        residual: [tokens that leave, n], None: identity, where as many tokens leave as enter.
         norm: [D], gain of the norm of each token that leaves.
         num_heads: H, divides D.
+        num_residual_tokens: Tokens that leave with a residual alone, behind the others.
+        product_epsilon: Of the norm over the products; a simplified model changes it, so that removed products count.
     """
 
     query_tokens: Tensor
@@ -37,6 +44,8 @@ class LayerWeights:
     residual: Tensor | None
     norm: Tensor
     num_heads: int
+    num_residual_tokens: int = 0
+    product_epsilon: float = EPSILON
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +90,7 @@ class LayerWeights:
     @property
     def num_out(self) -> int:
         """Tokens that leave."""
-        return self.num_mlp_tokens + self.num_linear_tokens
+        return self.num_mlp_tokens + self.num_linear_tokens + self.num_residual_tokens
 
     def check(self, name: str) -> None:
         """Check that the shapes belong together.
@@ -110,6 +119,9 @@ class LayerWeights:
         counts = (self.num_tokens, self.num_mixtures, self.hidden, width, self.num_heads, self.num_mlp_tokens)
         if min(counts) < 1:
             raise ValueError(f"{name} must have tokens, mixtures, hidden units, width, heads, mlp tokens; has {counts}")
+        if self.num_residual_tokens < 0 or not 0.0 < self.product_epsilon < 1.0:
+            has = f"{self.num_residual_tokens} and {self.product_epsilon}"
+            raise ValueError(f"{name} must have num_residual_tokens >= 0 and product_epsilon in (0, 1), has {has}")
         if width % self.num_heads:
             raise ValueError(f"{name}.num_heads must divide the width {width}, is {self.num_heads}")
 

@@ -124,13 +124,12 @@ RANKMESH_API int rankmesh_pack_keys(const KeySource* source, const PackedKeys* t
   return 0;
 }
 
-// Candidates to the keys of their requests. order: candidates sorted by request; begins [B + 1] into order.
+// Candidates to the keys of their requests. order: candidates sorted by request.
 // q [C][num_queries][heads][head_width], out of the same shape. One task: one head of up to rows_max query rows.
 struct BroadcastArguments {
   const bf16* q;
   void* out;
   const std::int64_t* order;
-  const std::int64_t* begins;
   const std::int64_t* tasks;  // [num_tasks][3]: request, first and last place in order
   std::int64_t num_tasks;
   std::int64_t rows_max;

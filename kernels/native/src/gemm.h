@@ -5,6 +5,7 @@
 // grouped, so neither on the batch nor on the number of threads.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "simd.h"
@@ -28,7 +29,8 @@ __attribute__((always_inline)) inline void tile(const bf16* a, long a_row, long 
     for (int z = 0; z < NZ; ++z) column[z] = (__m512bh)_mm512_loadu_si512(b + k * b_step + 16 * z);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
-      const auto both = *reinterpret_cast<const std::int32_t*>(a + i * a_row + k * a_step);
+      std::int32_t both;
+      std::memcpy(&both, a + i * a_row + k * a_step, sizeof(both));
       const __m512bh row = (__m512bh)_mm512_set1_epi32(both);
 #pragma GCC unroll 4
       for (int z = 0; z < NZ; ++z) acc[i][z] = _mm512_dpbf16_ps(acc[i][z], row, column[z]);

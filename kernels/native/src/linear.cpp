@@ -87,7 +87,9 @@ __attribute__((always_inline)) inline void tile_int8(const std::uint8_t* a, long
     for (int z = 0; z < NZ; ++z) column[z] = _mm512_loadu_si512(b + k * b_step + 16 * z);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
-      const __m512i row = _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(a + i * a_row + 4 * k));
+      std::int32_t four;
+      std::memcpy(&four, a + i * a_row + 4 * k, sizeof(four));
+      const __m512i row = _mm512_set1_epi32(four);
 #pragma GCC unroll 4
       for (int z = 0; z < NZ; ++z) acc[i][z] = (Lanes)_mm512_dpbusd_epi32((__m512i)acc[i][z], row, column[z]);
     }

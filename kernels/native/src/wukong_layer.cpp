@@ -15,7 +15,8 @@ namespace {
 // Sizes and packed weights of one layer. Matrices on the token axis are plain bf16 rows padded with zero to an even
 // length; `mixtures` is its transpose in row pairs [pairs of seen tokens][padded mixtures].
 struct Layer {
-  std::int32_t num_tokens, num_queries, num_mixtures, num_mlp_tokens, num_linear_tokens, hidden;
+  std::int32_t num_tokens, num_queries, num_mixtures, num_mlp_tokens, num_linear_tokens, num_residual_tokens;
+  float product_epsilon;
   const bf16* query_tokens;       // [num_queries][even num_tokens]
   PackedMatrix query;             // [heads * head columns, padded width]
   PackedMatrix attention_out;     // [padded width, heads * head columns]
@@ -28,7 +29,7 @@ struct Layer {
   const float* gain;              // [padded width]
 
   long num_seen() const { return num_tokens + num_queries; }
-  long num_out() const { return num_mlp_tokens + num_linear_tokens; }
+  long num_out() const { return num_mlp_tokens + num_linear_tokens + num_residual_tokens; }
   long padded_mixtures() const { return round_up(num_mixtures, 16); }
   long num_products() const { return num_seen() * num_mixtures; }
   long product_stride() const { return round_up(num_products(), 32); }
@@ -257,7 +258,7 @@ struct Chunk {
     }
     const long products = layer.num_products();
     const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(products);
-    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + kEpsilon));
+    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + layer.product_epsilon));
     for (long i = products; i < layer.product_stride(); ++i) row[i] = 0.0f;
     bf16* out = b.products + c * layer.product_stride();
     for (long i = 0; i < layer.product_stride(); i += 16) {
@@ -300,6 +301,7 @@ struct Chunk {
           _mm512_storeu_ps(linear + r * padded + column, v);
         });
     const float* mlp = b.mlp + c * layer.down.columns;
+    std::memset(b.rows + (num_mlp + layer.num_linear_tokens) * padded, 0, 4 * layer.num_residual_tokens * padded);
     const auto block = [&](long r, long column) __attribute__((always_inline)) {
       return _mm512_loadu_ps((r < num_mlp ? mlp + r * padded : b.rows + r * padded) + column);
     };

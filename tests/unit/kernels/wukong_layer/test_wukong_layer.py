@@ -32,6 +32,8 @@ class Sizes:
     num_keys: int = 20
     num_layers: int = 2
     mapped_residual: bool = False
+    num_residual_tokens: int = 0
+    product_epsilon: float = 1e-6
 
 
 GRID = [
@@ -43,6 +45,8 @@ GRID = [
     Sizes(width=96, num_heads=3, num_mixtures=17, hidden=1, num_keys=600, num_requests=3),
     Sizes(num_tokens=4, mapped_residual=True, num_requests=4, num_keys=1),
     Sizes(num_keys=0, num_requests=2),
+    Sizes(num_residual_tokens=3, mapped_residual=True, product_epsilon=0.5),
+    Sizes(num_tokens=5, num_residual_tokens=1),
     Sizes(num_mlp_tokens=1, num_linear_tokens=3, num_mixtures=33, width=48, num_heads=16),
 ]
 
@@ -55,7 +59,7 @@ def _make(sizes: Sizes, seed: int = 0) -> tuple[list[LayerWeights], list[LayerGi
 
     weights, given = [], []
     num_tokens, s, d = sizes.num_tokens, sizes, sizes.width
-    num_out = s.num_mlp_tokens + s.num_linear_tokens
+    num_out = s.num_mlp_tokens + s.num_linear_tokens + s.num_residual_tokens
     for _ in range(s.num_layers):
         seen = num_tokens + s.num_queries
         products = seen * s.num_mixtures
@@ -74,6 +78,8 @@ def _make(sizes: Sizes, seed: int = 0) -> tuple[list[LayerWeights], list[LayerGi
                 else None,
                 norm=1 + 0.1 * normal(d),
                 num_heads=s.num_heads,
+                num_residual_tokens=s.num_residual_tokens,
+                product_epsilon=s.product_epsilon,
             )
         )
         b = s.num_requests
@@ -153,6 +159,7 @@ def test_rounding_costs_what_the_bound_says(sizes: Sizes) -> None:
         hidden=st.integers(1, 130),
         num_requests=st.integers(1, 4),
         num_keys=st.integers(0, 130),
+        num_residual_tokens=st.integers(0, 2),
         num_layers=st.integers(1, 2),
     ),
     st.integers(1, 9),
@@ -229,11 +236,15 @@ def test_nan_stays_with_its_candidate_and_is_not_hidden() -> None:
     layers = pack(weights, backend="native")
     packed = give(layers, given)
     clean = rank(layers, tokens, packed, request)
-    tokens[4] = torch.nan
-    found = rank(layers, tokens, packed, request)
+    spoiled = tokens.clone()
+    spoiled[4] = torch.nan
+    found = rank(layers, spoiled, packed, request)
     others = torch.arange(13) != 4
     assert torch.isnan(found[4]).all()
     assert torch.equal(found[others], clean[others])
+    # Nor does it stay in the working memory, which is kept from call to call.
+    rank(layers, torch.full_like(tokens, torch.nan), packed, request)
+    assert torch.equal(rank(layers, tokens, packed, request), clean)
 
 
 @pytest.mark.parametrize(("count", "threads", "expected"), [(1, 2, 6), (100, 2, 54), (100, 1, 54), (1000, 2, 84)])
