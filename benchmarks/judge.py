@@ -13,6 +13,7 @@ from benchmarks.cases import Case
 from benchmarks.checks import echo_faults, number_faults, stage_fault
 from benchmarks.client import Answer
 from models.config import OBJECTIVES
+from models.execution_config import Precision
 from models.oracle import Oracle, OracleAnswer, compare, tolerance
 from models.source import WeightSource
 from services.sequence.service import STALE_HISTORY
@@ -124,14 +125,17 @@ class Judge:
         source: The weights that the mesh must rank with.
         default_limit: Returned candidates when a request names no limit.
         num_shards: Embedding shards of the mesh.
+        precision: Dtype in which the mesh executes the network: how far a score may be off follows from it.
     """
 
-    def __init__(self, source: WeightSource, default_limit: int, num_shards: int) -> None:
+    def __init__(
+        self, source: WeightSource, default_limit: int, num_shards: int, precision: Precision = "float32"
+    ) -> None:
         self.oracle = Oracle.from_weights(source)
         self._version = source.version
         self._default_limit = default_limit
         self._num_shards = num_shards
-        self._tolerance = tolerance(self.oracle.config)
+        self._tolerance = tolerance(self.oracle.config, precision)
 
     @property
     def tolerance(self) -> float:

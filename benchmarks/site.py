@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx
 from rich.console import Console
@@ -20,6 +20,7 @@ from cluster.environment import Ports
 from cluster.local import Mesh
 from cluster.loopback import is_listening
 from cluster.weights import weights_url
+from models.execution_config import Precision
 from models.source import WeightSource
 from shared.clock import SystemClock
 from shared.errors import ConfigError, StageUnavailableError
@@ -48,6 +49,7 @@ class Site:
         precompute_max: Candidates of one answer that are followed up.
         num_shards: Embedding shards.
         vector_dtype: How speculative embeddings are stored.
+        precision: Dtype in which its stations execute the network.
     """
 
     url: str
@@ -58,9 +60,18 @@ class Site:
     precompute_max: int = 128
     num_shards: int = 2
     vector_dtype: str = "float32"
+    precision: Precision = "float32"
 
     @classmethod
-    def of(cls, url: str, config: MeshConfig, config_hash: str, dataset: Dataset, source: WeightSource) -> Site:
+    def of(
+        cls,
+        url: str,
+        config: MeshConfig,
+        config_hash: str,
+        dataset: Dataset,
+        source: WeightSource,
+        precision: Precision = "float32",
+    ) -> Site:
         """Describe a mesh by its configuration."""
         return cls(
             url=url,
@@ -71,6 +82,7 @@ class Site:
             precompute_max=config.ingress.service.precompute.candidates_max,
             num_shards=config.embedding.num_shards,
             vector_dtype=config.speculative.service.vector_dtype,
+            precision=precision,
         )
 
     @property
@@ -134,19 +146,22 @@ def free_port(config: MeshConfig) -> int:
 
 def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
     settings = load_settings()
-    version = _version(url)
+    model = _model(url)
+    version = str(model["version"])
     source = WeightStore(weights_url(config, settings.var_dir)).open(version)
     metrics = source.json("metrics")
     train = TrainConfig.model_validate(metrics["train"])
     # By the name in the weights: a stand-in stays one, also when the real data could be fetched by now.
     name = cast(DatasetName, metrics["dataset"])
     dataset = load_dataset(name, settings.data_dir, seed=train.seed, synthetic=train.synthetic)
-    return Site.of(url, config, config_hash, dataset, source)
+    # What the replicas say, not what the file asks for: that may leave the choice to them.
+    is_low = any("bfloat16 (" in execution for execution in model["execution"].values())
+    return Site.of(url, config, config_hash, dataset, source, "bfloat16" if is_low else "float32")
 
 
-def _version(url: str) -> str:
+def _model(url: str) -> dict[str, Any]:
     try:
         models = get_json(url, "/v1/models", _TIMEOUT_S)["models"]
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise StageUnavailableError(f"no mesh answers at {url}: {error}", stage="ingress") from error
-    return next(str(model["version"]) for model in models if model["current"])
+    return next(dict(model) for model in models if model["current"])

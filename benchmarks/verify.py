@@ -130,7 +130,7 @@ async def verify(
         progress: Told (what, done, of) as answers are judged.
     """
     began_s = clock.monotonic_s()
-    judge = Judge(site.source, site.default_limit, site.num_shards)
+    judge = Judge(site.source, site.default_limit, site.num_shards, site.precision)
     source = CaseSource(site.dataset, site.history_length, scope.seed)
     verdict = Verdict(tolerance=judge.tolerance)
     tell = progress or (lambda *_: None)

@@ -59,7 +59,7 @@ class WarmTraffic:
     _right: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._judge = Judge(self.site.source, self.site.default_limit, self.site.num_shards)
+        self._judge = Judge(self.site.source, self.site.default_limit, self.site.num_shards, self.site.precision)
 
     async def warm(self) -> None:
         """Draw the cases, send their users' events, and ask each until its cache is full.
