@@ -76,7 +76,15 @@ BENCHMARKS: dict[str, Entry] = {
     "lookup": Entry(
         "benchmarks.embedding.lookup:run",
         "one shard's service beside the bare FBGEMM call on the same ids, by row type",
-        ("time_ratio_to_bare", "shard_ratio_to_bare", "bare_us", "shard_us", "service_us", "rows_s"),
+        (
+            "time_ratio_to_bare",
+            "shard_ratio_to_bare",
+            "bare_us",
+            "shard_us",
+            "service_us",
+            "planned_ratio_to_shard",
+            "rows_s",
+        ),
     ),
     "sharing": Entry(
         "benchmarks.models.sharing:run",

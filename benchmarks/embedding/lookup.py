@@ -18,6 +18,10 @@ from benchmarks.harness import interleaved, measure
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from models.config import RankerConfig, RowType, TableConfig
+from models.embedding.plan import ShardPlan
+from models.embedding.planner import CardConfig, PlanTable
+from models.embedding.planner.calibrate import calibrate
+from models.embedding.planner.cost import loads
 from models.embedding.serving_rows import stored_rows, with_serving_rows
 from models.embedding.shard_tables import fbgemm_tables
 from models.embedding.table_shard import TableShard
@@ -45,6 +49,8 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     measurements: list[Measurement] = []
+    # No link in one process: bandwidths that the look-up does not use cost nothing here.
+    card = calibrate(CardConfig(memory_gb=1, read_gb_s=1, link_gb_s=1e9, load_gb_s=1), SystemClock())
     try:
         for row_type in ROW_TYPES:
             source = made_up_tables(num_items, row_type, options.seed)
@@ -52,7 +58,8 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
                 features = made_up_request(source, num_candidates, options.seed)
                 variants, num_rows = pair(source, features)
                 samples = interleaved(variants, rounds, warmup, options.seed, SystemClock())
-                measurements += _figures(samples, row_type, num_candidates, num_items, num_rows)
+                plan_us = planned_us(card, features, row_type, num_items)
+                measurements += _figures(samples, row_type, num_candidates, num_items, num_rows, plan_us)
     finally:
         torch.set_num_threads(threads)
     return BenchmarkReport(tuple(measurements), RankerConfig().digest())
@@ -115,8 +122,20 @@ def pair(source: MemorySource, features: FeatureBatch) -> tuple[dict[str, Callab
     return variants, len(ids)
 
 
+def planned_us(card: CardConfig, features: FeatureBatch, row_type: RowType, num_items: int) -> float:
+    """Return what the planner's cost model says of the same request on shard 0, microseconds."""
+    sizes = {"item": num_items, "genre": NUM_GENRES, "year": NUM_YEARS}
+    plan = ShardPlan.of(RankerConfig(), NUM_SHARDS)
+    total = card.call_us
+    for name, placed in plan.placed.items():
+        ids = len(features.unique_rows[name])
+        table = PlanTable(name=name, rows=sizes[name], width=plan.width, row_type=row_type, ids=ids, zipf=0.0)
+        total += loads(table, placed.kind, NUM_SHARDS, placed.owner)[0].time_us(card)
+    return total
+
+
 def _figures(
-    samples: dict[str, Any], row_type: RowType, num_candidates: int, num_items: int, num_rows: int
+    samples: dict[str, Any], row_type: RowType, num_candidates: int, num_items: int, num_rows: int, plan_us: float
 ) -> list[Measurement]:
     params: dict[str, Param] = {
         "row_type": row_type,
@@ -132,6 +151,8 @@ def _figures(
         measure("time_ratio_to_bare", ratios["service"], "p50", "ratio", **params),
         measure("shard_ratio_to_bare", ratios["shard"], "p50", "ratio", **params),
         *(measure(f"{name}_us", values, "p50", "us", **params) for name, values in micros.items()),
+        # A cost model is to rank placements: within a factor of two is what it is for.
+        measure("planned_ratio_to_shard", plan_us / micros["shard"], "p50", "ratio", **params),
         measure("rows_s", num_rows / (samples["service"] / 1e3), "p50", "rows/s", **params),
     ]
 

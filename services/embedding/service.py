@@ -88,12 +88,13 @@ class EmbeddingService:
         return self.meter.metrics.render()
 
     def status(self) -> dict[str, Any]:
-        """Return version and counters of this replica."""
+        """Return version, counters and bytes of rows by table of this replica."""
         return {
             "station": self.station,
             "replica": self._replica,
             "version": self._version,
             "counters": self.meter.counters(),
+            "table_bytes": self._tables.num_bytes,
         }
 
     async def check_health(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,14 @@ def samples() -> IdSamples:
     labels = (taste[ids[:, 1]] + rng.standard_normal(1_500) > 0).astype(np.float32)
     train, valid, test = np.split(np.arange(1_500), [1_200, 1_350])
     return IdSamples(ids, labels, num_ids, train, valid, test, "made up")
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.5, 0.1])
@@ -46,8 +56,8 @@ def test_separate_tables_do_not_share_rows(samples: IdSamples) -> None:
         assert bounds[index] <= rows[:, index].min() <= rows[:, index].max() < bounds[index + 1]
 
 
+@pytest.mark.usefixtures("_one_thread")
 def test_every_cell_and_row_type_gives_its_figures(samples: IdSamples) -> None:
-    torch.set_num_threads(1)
     config = TablesConfig(budgets=(0.5,), chunks=(3,), num_epochs=1)
     found = measure_cells(samples, config, seed=1)
     auc = {(one.params["scheme"]): one.value for one in found if one.metric == "auc"}

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.features import FeatureExtractor
-from models.random_weights import random_weights
+from models.random_weights import TINY, random_weights
 from models.source import MemorySource
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
@@ -47,6 +47,7 @@ async def test_every_shard_counts_its_own_calls_and_rows(source: MemorySource) -
         found = sum(map(len, rows.values()))
         total += found
         assert service.status()["counters"] == {"in_flight": 0, "rows": found, "calls.lookup.ok": 1}
+        assert service.status()["table_bytes"]["item"] == (21, 20)[shard] * TINY.width * 4
         assert f"rankmesh_embedding_rows_total {found:.1f}".encode() in service.metrics()
     assert total == sum(map(len, features.unique_rows.values()))
 
