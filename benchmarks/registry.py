@@ -123,6 +123,21 @@ BENCHMARKS: dict[str, Entry] = {
         "AUC of MovieLens-1M by table scheme and bytes: separate, allocated, multiplexed; and by row type; 8 minutes",
         ("auc", "gain_allocated", "gain_multiplexed", "rows_bytes", "rows_error", "rows_auc", "rows_ne"),
     ),
+    "loading": Entry(
+        "benchmarks.weights.loading:run",
+        "1 GB of weights at 20 MB/s a stream: one stream against eight, and four replicas that share; 2 minutes",
+        ("speedup_8_streams", "origin_reads_4_replicas", "load_s_1", "load_s_8"),
+    ),
+    "update_in_process": Entry(
+        "benchmarks.weights.update:run",
+        "lookups in a table with 20 updates a second beside them, against none, in one process",
+        ("lookup_p99_ratio", "lookup_ms_idle", "lookup_ms_updates", "apply_ms"),
+    ),
+    "freshness": Entry(
+        "benchmarks.weights.freshness:run",
+        "NE of clicks when serving takes the trainer's state every minute, hour, day or never; 8 minutes",
+        ("ne_minute", "ne_hour", "ne_day", "ne_never"),
+    ),
 }
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks of the life of weights: loading, in-place updates, freshness."""

@@ -1,0 +1,299 @@
+"""Benchmark ``freshness``: how much worse a model predicts the longer it waits for what its trainer has learned.
+
+The first test rows are replayed in time order. One trainer learns from the events of each minute when the minute is
+over. Serving copies take its state by deltas, through the very code that a station uses: every minute, every hour,
+every day, never. Each row is scored by what each copy had at its time, so all copies differ in nothing but age. Time is
+simulated: what counts is the order of events, not how long the machine takes.
+
+A copy takes the network, the tables, and the counters of the items (counted over the events before the sync).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import RESULTS_DIR, Measurement, Param
+from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from benchmarks.weights.chart import line_chart
+from models.embedding.catalog import GROUP as CATALOG
+from models.heads import CLICK, probabilities
+from models.inputs import counter_features
+from models.ranker import Ranker
+from models.source import MemorySource, Tensors
+from models.stations import load_network
+from models.updates import LiveConfig, LiveSource, LiveState, live_weights
+from shared.settings import load_settings
+from shared.weights.state import TensorState
+from training.config import OptimizerConfig, TrainConfig, load_train_config
+from training.data import Dataset, HistoryReader, Rows, load_dataset, request_batches
+from training.data.split import Split
+from training.deltas import DeltaPublisher
+from training.evaluate import predict
+from training.loop import Trainer, train
+from training.metrics import Metrics
+from training.model import TrainedModel
+
+CONFIG: Final = Path("configs/train/quick.yaml")
+INTERVALS_S: Final[dict[str, int | None]] = {"minute": 60, "hour": 3_600, "day": 86_400, "never": None}
+NUM_ROWS, QUICK_ROWS = 20_000, 600
+QUICK_TRAIN_SHARE = 0.02
+ONLINE = OptimizerConfig(network_rate=3e-4, table_rate=3e-3, warmup_steps=0, final_share=1.0)
+"""Small steps for the network, which many rows share, and full ones for tables; constant, since a stream has no end."""
+
+CHART: Final = RESULTS_DIR / "freshness.svg"
+
+
+def run(options: BenchmarkOptions) -> BenchmarkReport:
+    """Train up to the test rows, replay them, and report NE of clicks by interval."""
+    config = load_train_config(CONFIG).model_copy(update={"seed": options.seed})
+    if options.quick:
+        config = config.model_copy(update={"train_share": QUICK_TRAIN_SHARE})
+    dataset = load_dataset(
+        config.dataset, load_settings().data_dir, seed=config.seed, synthetic=config.synthetic, synthetic_fallback=True
+    )
+    dataset = up_to_date(dataset)
+    rows = dataset.split.test.select(slice(0, QUICK_ROWS if options.quick else NUM_ROWS))
+    replay = Replay(train(config, dataset), config, dataset)
+    chances = replay.run(rows)
+    params: dict[str, Param] = {
+        "dataset": dataset.name,
+        "rows": len(rows),
+        "days": round(float(rows.timestamp_s[-1] - rows.timestamp_s[0]) / 86_400, 1),
+        "tier": "deepest exit",
+    }
+    found = {name: Metrics.of(chance, rows.click, rows.user_index) for name, chance in chances.items()}
+    figures = [
+        Measurement(f"ne_{name}", metrics.ne, "NE", num_samples=len(rows), params={**params, "auc": metrics.auc})
+        for name, metrics in found.items()
+    ]
+    figures += [
+        Measurement(f"bytes_{name}", replay.copies[name].bytes_per_sync, "B", params=params)
+        for name, interval_s in INTERVALS_S.items()
+        if interval_s is not None
+    ]
+    _show(found, replay)
+    if not options.quick:
+        _draw(chances, rows)
+    return BenchmarkReport(tuple(figures), config.digest())
+
+
+def up_to_date(dataset: Dataset) -> Dataset:
+    """Return the data with training up to a quarter of the validation rows before the test rows.
+
+    Every copy begins as fresh as the split allows; otherwise the first sync would make up for a month.
+    """
+    split, log = dataset.split, dataset.log
+    cut = len(split.valid) * 3 // 4
+    positions = np.concatenate([split.train.event_position, split.valid.event_position[:cut]])
+    fresh = Split(train=log.rows(positions), valid=split.valid.select(slice(cut, None)), test=split.test)
+    return replace(dataset, split=fresh)
+
+
+class Counts:
+    """Impressions, clicks and conversions of every item before a time that only moves forward.
+
+    Args:
+        dataset: The log.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._rows = dataset.log.rows(dataset.log.time_order)
+        self._items = dataset.catalog.positions(self._rows.item_id)
+        self._counts = np.zeros((3, len(dataset.catalog)), np.int64)
+        self._done = 0
+
+    def before(self, time_s: int) -> npt.NDArray[np.float32]:
+        """Return the counter features of all items from events strictly before ``time_s``: float32 [I, counters]."""
+        end = int(np.searchsorted(self._rows.timestamp_s, time_s))
+        items = self._items[self._done : end]
+        for index, hits in enumerate((np.ones(len(items), np.bool_), *self._labels(end))):
+            np.add.at(self._counts[index], items[hits], 1)
+        self._done = max(end, self._done)
+        return counter_features(*self._counts)
+
+    def _labels(self, end: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        return self._rows.click[self._done : end], self._rows.conversion[self._done : end]
+
+
+class Copy:
+    """What one station serves, updated at its interval.
+
+    Args:
+        model: The model at the start.
+        base: Its groups, as published.
+        interval_s: Seconds between syncs; None: never.
+    """
+
+    def __init__(self, model: TrainedModel, base: MemorySource, interval_s: int | None) -> None:
+        self.interval_s = interval_s
+        self.num_syncs = 0
+        self.bytes_sent = 0
+        self._model = model
+        self._base = base
+        self._publisher = DeltaPublisher(TensorState(base.version, base.groups, {}))
+        # All rows of all tables may change in one sync, and nobody holds old states here.
+        config = LiveConfig(spare_share=2.0, keep_states=1, undo_bytes_max=0)
+        self._live = live_weights(base, base.groups, config, build=self._build)
+
+    @property
+    def bytes_per_sync(self) -> float:
+        """Mean size of a delta."""
+        return self.bytes_sent / max(self.num_syncs, 1)
+
+    @property
+    def model(self) -> TrainedModel:
+        """The model that serves."""
+        served: TrainedModel = self._live.state.built
+        return served
+
+    def sync(self, groups: dict[str, Tensors]) -> None:
+        """Take the trainer's state."""
+        delta = self._publisher.publish(groups)
+        self._live.apply(delta)
+        self.num_syncs += 1
+        self.bytes_sent += len(delta.payload)
+
+    def _build(self, state: LiveState, before: LiveState | None) -> TrainedModel:
+        source = LiveSource(self._base, state)
+        ranker = self._model.ranker.with_network(load_network(source, self._model.ranker.config))
+        with torch.device("meta"):
+            tables = type(ranker.tables)(ranker.config, self._model.index.num_rows)
+        weights = {
+            f"weights.{table.name}": torch.from_numpy(state.array(f"tables/{table.name}/weight"))
+            for table in ranker.config.tables
+        }
+        tables.load_state_dict(weights, assign=True)
+        ranker.tables = tables
+        counters = source.tensors(CATALOG)["counters"]
+        index = replace(self._model.index, catalog=replace(self._model.index.catalog, counters=counters))
+        return replace(self._model, ranker=ranker.eval(), index=index)
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Rows of one minute, and when it is over."""
+
+    rows: slice
+    end_s: int
+
+
+def minutes(timestamp_s: npt.NDArray[np.int64]) -> Iterator[Minute]:
+    """Yield the runs of rows of equal minute: int64 [N], ascending."""
+    number = timestamp_s // 60
+    starts = np.flatnonzero(np.append(True, number[1:] != number[:-1])).tolist()
+    for begin, end in zip(starts, [*starts[1:], len(number)], strict=True):
+        yield Minute(slice(begin, end), int(number[begin] + 1) * 60)
+
+
+class Replay:
+    """One trainer that learns minute by minute, and the copies that follow it.
+
+    Args:
+        model: The model at the start.
+        config: How it was trained.
+        dataset: The data, up to date.
+    """
+
+    def __init__(self, model: TrainedModel, config: TrainConfig, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._reader = HistoryReader(dataset.log, config.model.history_length, "strict", align="right")
+        self._counts = Counts(dataset)
+        self._model = model
+        self._ranker = _copy_of(model.ranker)
+        online = config.model_copy(update={"optimizer": ONLINE})
+        self._batch_rows = config.batch_rows
+        self._trainer = Trainer(online, model.index, self._reader, self._ranker, 1)
+        self._learn(dataset.split.valid)  # fills Adam's averages before anything is compared
+        base = MemorySource("freshness", self._groups(dataset.split.test_start_s))
+        base.documents["model"] = config.model.model_dump(mode="json")
+        self.copies = {name: Copy(model, base, interval_s) for name, interval_s in INTERVALS_S.items()}
+
+    def run(self, rows: Rows) -> dict[str, npt.NDArray[np.float64]]:
+        """Replay rows in time order.
+
+        Returns:
+            Interval -> float64 [N], predicted probability of a click at each row's time.
+        """
+        chances = {name: np.zeros(len(rows)) for name in self.copies}
+        waiting = dict.fromkeys(self.copies, 0)  # the first row that a copy has not scored yet
+        for minute in minutes(rows.timestamp_s):
+            now_s = int(rows.timestamp_s[minute.rows.start])
+            for name, copy in self.copies.items():
+                if copy.interval_s is not None and waiting[name] < minute.rows.start:
+                    last_s = int(rows.timestamp_s[minute.rows.start - 1])
+                    if now_s // copy.interval_s != last_s // copy.interval_s:
+                        self._score(copy, rows, waiting[name], minute.rows.start, chances[name])
+                        waiting[name] = minute.rows.start
+                        copy.sync(self._groups(now_s // copy.interval_s * copy.interval_s))
+            self._learn(rows.select(minute.rows))
+        for name, copy in self.copies.items():
+            self._score(copy, rows, waiting[name], len(rows), chances[name])
+        return chances
+
+    def _learn(self, rows: Rows) -> None:
+        self._ranker.train()
+        for batch in request_batches(rows, self._reader, self._batch_rows):
+            self._trainer.step(batch)
+        self._ranker.eval()
+
+    def _score(self, copy: Copy, rows: Rows, begin: int, end: int, out: npt.NDArray[np.float64]) -> None:
+        model, depth = copy.model, max(copy.model.ranker.config.depths)
+        logits = predict(model, self._dataset, rows.select(slice(begin, end)), "strict")[depth]
+        out[begin:end] = probabilities(model.calibration.apply(logits, depth))[:, CLICK]
+
+    def _groups(self, time_s: int) -> dict[str, Tensors]:
+        source = replace(self._model, ranker=self._ranker).source()
+        return source.groups | {CATALOG: source.groups[CATALOG] | {"counters": self._counts.before(time_s)}}
+
+
+def _copy_of(ranker: Ranker) -> Ranker:
+    """Return a ranker with parameters of its own."""
+    num_rows = {name: len(weight) for name, weight in ranker.tables.weights.items()}
+    copy = Ranker(ranker.config, num_rows, ranker.item_genres.numpy())
+    copy.load_state_dict(ranker.state_dict())
+    return copy
+
+
+def _show(found: dict[str, Metrics], replay: Replay) -> None:
+    table = Table(title="freshness: clicks, by time between syncs", title_justify="left")
+    for name in ("sync every", "NE", "AUC", "calibration", "syncs", "bytes a sync"):
+        table.add_column(name, justify="left" if name == "sync every" else "right")
+    for name, metrics in found.items():
+        copy = replay.copies[name]
+        table.add_row(
+            name,
+            f"{metrics.ne:.4f}",
+            f"{metrics.auc:.4f}",
+            f"{metrics.calibration:.3f}",
+            f"{copy.num_syncs:,}",
+            f"{copy.bytes_per_sync:,.0f}",
+        )
+    Console(stderr=True, highlight=False).print(table)
+
+
+def _draw(chances: dict[str, npt.NDArray[np.float64]], rows: Rows, path: Path = CHART) -> None:
+    """Draw the running NE since the start, by day."""
+    days = (rows.timestamp_s - rows.timestamp_s[0]) / 86_400
+    ends = np.unique(np.searchsorted(days, np.arange(1, int(days[-1]) + 2), side="left"))
+    ends = ends[ends > 500]
+    lines = {
+        f"every {name}" if INTERVALS_S[name] else name: [
+            Metrics.of(chance[:end], rows.click[:end], rows.user_index[:end]).ne for end in ends
+        ]
+        for name, chance in chances.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    xs = [float(days[end - 1]) for end in ends]
+    path.write_text(
+        line_chart(xs, lines, "NE of clicks since the start, by time between syncs", "days of replay", "NE"),
+        encoding="utf-8",
+    )
