@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.weights.deltas import Array, Delta, RowDelta, TensorSpec, changed_rows, same_bits, split_key, tensor_key
 from shared.weights.errors import (
@@ -120,7 +121,11 @@ class TensorState:
         self.sequence, self.crc = delta.sequence, delta.crc
 
     def step(
-        self, new: Mapping[str, Tensors], created: str, documents: Mapping[str, dict[str, Any]] | None = None
+        self,
+        new: Mapping[str, Tensors],
+        created: str,
+        documents: Mapping[str, dict[str, Any]] | None = None,
+        touched: Mapping[str, npt.NDArray[np.int64]] | None = None,
     ) -> Delta:
         """Return the delta from this state to another, without taking it.
 
@@ -128,6 +133,8 @@ class TensorState:
             new: group -> name -> array, the same tensors of the same types and shapes.
             created: Time of the delta.
             documents: Documents of the new state that go with its tensors; those that did not change are left out.
+            touched: Tensor key -> int64, ascending, the only rows that may differ; tensors that are not in it are
+                compared in full.
 
         Raises:
             DeltaShapeError: a tensor came, went, or changed its type or shape: that takes a version of its own.
@@ -140,7 +147,12 @@ class TensorState:
             if old is None or array is None or (old.dtype, old.shape) != (array.dtype, array.shape):
                 raise self._other_form(key, old, array)
             if key.startswith(ROW_GROUPS) and old.ndim > 1:
-                if len(ids := changed_rows(old, array)):
+                if touched is not None and key in touched:
+                    among = touched[key]
+                    ids = among[changed_rows(old[among], array[among])]
+                else:
+                    ids = changed_rows(old, array)
+                if len(ids):
                     rows[key] = RowDelta(ids, array[ids])
             elif not same_bits(old, array):
                 whole[key] = np.array(array)

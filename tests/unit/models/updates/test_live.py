@@ -331,7 +331,7 @@ def test_an_interrupted_update_leaves_the_old_state_and_no_trace(monkeypatch: py
 
 
 def test_what_hangs_on_a_state_is_built_before_it_serves() -> None:
-    seen: list[tuple[str, str | None, str | None]] = []
+    seen: list[tuple[Any, Any, Any]] = []
     weights: LiveWeights | None = None
 
     def build(state: LiveState, before: LiveState | None) -> str:
