@@ -25,6 +25,7 @@ from benchmarks.record import RESULTS_DIR, Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from benchmarks.weights.chart import line_chart
 from models.embedding.catalog import GROUP as CATALOG
+from models.embedding.catalog import ItemCatalog
 from models.heads import CLICK, probabilities
 from models.inputs import counter_features
 from models.ranker import Ranker
@@ -173,8 +174,7 @@ class Copy:
         }
         tables.load_state_dict(weights, assign=True)
         ranker.tables = tables
-        counters = source.tensors(CATALOG)["counters"]
-        index = replace(self._model.index, catalog=replace(self._model.index.catalog, counters=counters))
+        index = replace(self._model.index, catalog=ItemCatalog.from_weights(source))
         return replace(self._model, ranker=ranker.eval(), index=index)
 
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from cluster.cli import bench, events, lifecycle, plan, quantize, rank, run, simplify, status, train, tune
+from cluster.cli import (
+    bench,
+    delta,
+    events,
+    lifecycle,
+    plan,
+    publish,
+    quantize,
+    rank,
+    run,
+    simplify,
+    status,
+    train,
+    tune,
+)
 from cluster.cli.group import VerbGroup
 
 app = typer.Typer(
@@ -16,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, lifecycle, status, rank, events, train, simplify, quantize, tune, plan, bench):
+for module in (run, lifecycle, status, rank, events, train, publish, delta, simplify, quantize, tune, plan, bench):
     app.registered_commands += module.app.registered_commands
 
 __all__ = ["app"]

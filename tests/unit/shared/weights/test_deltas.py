@@ -316,7 +316,7 @@ def test_an_empty_log(store: WeightStore) -> None:
 def test_a_hole_in_the_log_asks_for_a_snapshot(store: WeightStore) -> None:
     log, _ = series(store, 4)
     store.fs.rm_file(f"{store.root}/deltas/v/00000002.delta")
-    seen = []
+    seen: list[int] = []
     with pytest.raises(DeltaGapError, match="delta 2 of v is missing, 3 is there: a full snapshot is needed") as caught:
         seen.extend(delta.sequence for delta in log.since(0))
     assert (caught.value.context["expected"], caught.value.context["found"]) == (2, 3)
