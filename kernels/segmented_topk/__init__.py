@@ -10,9 +10,9 @@ import numpy.typing as npt
 from kernels.segmented_topk.cpu import segmented_topk_cpu
 from kernels.segmented_topk.reference import segmented_topk_reference
 
-Backend: TypeAlias = Literal["cpu", "reference"]
+Backend: TypeAlias = Literal["cpu", "reference", "native", "triton"]
 
-_BACKENDS = {"cpu": segmented_topk_cpu, "reference": segmented_topk_reference}
+_BACKENDS = ("cpu", "native", "reference", "triton")
 
 
 def segmented_topk(
@@ -32,13 +32,15 @@ def segmented_topk(
         offsets: integers [S + 1] from 0 to N, non-decreasing; segment ``s`` is ``values[offsets[s]:offsets[s + 1]]``.
         k: At least 0; a shorter segment gives all of its elements.
         tie_keys: int64 [N], None: equal values by index alone.
-        backend: ``cpu``: O(N + R log R) for R results; ``reference``: a full sort.
+        backend: ``cpu``: numpy, O(N + R log R) for R results; ``reference``: a full sort; ``native``: the same in C++;
+            ``triton``: on the GPU, or interpreted. All give the same answer.
 
     Returns:
         Indices into ``values``, int64 [R], and their offsets, int64 [S + 1]: lengths are ``min(k, segment length)``.
 
     Raises:
         ValueError: the shapes, the offsets, k or the backend break a rule.
+        BackendUnavailableError: the backend cannot run here.
 
     Example:
         >>> values = np.array([1.0, 3.0, 3.0, 2.0, 9.0], np.float32)
@@ -58,4 +60,28 @@ def segmented_topk(
         raise ValueError(f"k must be at least 0, is {k}")
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of {sorted(_BACKENDS)}, is {backend!r}")
-    return _BACKENDS[backend](values, offsets, k, tie_keys)
+    if backend == "reference":
+        return segmented_topk_reference(values, offsets, k, tie_keys)
+    if backend == "cpu":
+        return segmented_topk_cpu(values, offsets, k, tie_keys)
+    # torch is imported for these two only.
+    if backend == "native":
+        return _native(values, offsets, k, tie_keys)
+    from kernels.segmented_topk.triton_kernel import segmented_topk_triton
+
+    return segmented_topk_triton(values, offsets, k, tie_keys)
+
+
+def _native(
+    values: npt.NDArray[np.float32], offsets: npt.NDArray[np.integer], k: int, tie_keys: npt.NDArray[np.int64] | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    import torch
+
+    from kernels.backends import native_library
+
+    native = native_library(torch.empty(0))
+    ends = np.ascontiguousarray(offsets, np.int64)
+    keys = None if tie_keys is None else np.ascontiguousarray(tie_keys)
+    found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    found = native.segmented_topk(np.ascontiguousarray(values), ends, k, keys)
+    return found

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.backends import BackendUnavailableError
 from kernels.segmented_topk import segmented_topk
 
 # Few distinct values, so that ties are the rule; both zeros, infinities and NaN among them.
@@ -49,6 +50,46 @@ def test_cpu_equals_reference_on_larger_segments(size: int, k: int) -> None:
         np.testing.assert_array_equal(found[1], expected[1])
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize(
+    ("lengths", "k"), [([1], 1), ([0, 7, 3, 0], 2), ([300, 20], 9), ([5000, 1, 4097], 4100), ([9], 0), ([], 3)]
+)
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_triton_equals_reference(lengths: list[int], k: int, with_keys: bool) -> None:
+    random = np.random.default_rng(sum(lengths) + k)
+    size = sum(lengths)
+    # Few distinct values: the threshold is a tie, over several blocks of the long segments.
+    values = random.choice(np.array([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan], np.float32), size)
+    values[: size // 3] = random.normal(size=size // 3).astype(np.float32)
+    limits = np.iinfo(np.int64)
+    keys = random.choice(np.array([limits.min, -(2**40), -1, 0, 1, 255, 256, 2**33, limits.max]), size)
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    given = keys if with_keys else None
+    expected = segmented_topk(values, offsets, k, tie_keys=given, backend="reference")
+    found = segmented_topk(values, offsets, k, tie_keys=given, backend="triton")
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.interpret
+def test_triton_key_orders_neighbouring_numbers() -> None:
+    edges = np.array([0.0, 1e-45, 1.0, 2.0, 3.4e38], np.float32)
+    values = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), -edges])
+    found = segmented_topk(values, np.array([0, len(values)]), len(values), backend="triton")
+    expected = segmented_topk(values, np.array([0, len(values)]), len(values), backend="reference")
+    np.testing.assert_array_equal(found[0], expected[0])
+    for k in range(1, len(values)):
+        best = segmented_topk(values, np.array([0, len(values)]), k, backend="triton")[0]
+        np.testing.assert_array_equal(best, expected[0][:k])
+
+
+def test_triton_is_not_replaced_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(BackendUnavailableError, match="needs tensors on a GPU"):
+        segmented_topk(np.zeros(1, np.float32), np.array([0, 1]), 1, backend="triton")
+
+
 def test_order_is_value_then_key_then_index_with_nan_last() -> None:
     values = np.array([np.nan, 2.0, -np.inf, 2.0, 5.0, 2.0], np.float32)
     keys = np.array([0, 9, 0, 3, 0, 9], np.int64)
@@ -83,4 +124,4 @@ def test_bad_input_is_refused(values: Any, offsets: list[int], k: int, keys: Any
 
 def test_unknown_backend_is_refused() -> None:
     with pytest.raises(ValueError, match="backend must be one of"):
-        segmented_topk(np.zeros(1, np.float32), np.array([0, 1]), 1, backend="triton")  # type: ignore[arg-type]
+        segmented_topk(np.zeros(1, np.float32), np.array([0, 1]), 1, backend="cuda")  # type: ignore[arg-type]
