@@ -11,7 +11,15 @@ from pathlib import Path
 from kernels.aot.case import AotCase
 from kernels.aot.compile import compile_case
 
-OPERATORS = ("broadcast_gemm", "fm_block", "broadcast_attention", "lowp_linear", "grouped_gemm")
+OPERATORS = (
+    "broadcast_gemm",
+    "fm_block",
+    "broadcast_attention",
+    "lowp_linear",
+    "grouped_gemm",
+    "segmented_topk",
+    "horizontal_linear",
+)
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden" / "kernels_sm90.json"
 
 

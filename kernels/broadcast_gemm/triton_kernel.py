@@ -32,8 +32,10 @@ _NUM_SMS = 132
 """Of an H100 or H200: a grid with fewer large tiles than this leaves multiprocessors idle."""
 
 
-def tile_for(num_rows: int, num_columns: int) -> Tile:
-    """Choose the tile: large ones once there are enough of them to fill the device."""
+def tile_for(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tile:
+    """Choose the tile: large ones once there are enough of them to fill the device; float32 has no tensor core."""
+    if dtype == torch.float32:
+        return NARROW
     if triton.cdiv(num_rows, LARGE.m) * triton.cdiv(num_columns, LARGE.n) >= _NUM_SMS:
         return LARGE
     return SMALL if num_columns > NARROW.n else NARROW
@@ -166,6 +168,13 @@ def request_part(x_BR: Tensor, weight_NR: Tensor) -> Tensor:
     return out_BN
 
 
+def linear(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
+    """Launch the same kernel without a part: [M, K] -> [M, N], dtype of x."""
+    out_MN = torch.empty(len(x_MK), len(weight_NK), dtype=x_MK.dtype, device=x_MK.device)
+    _launch(x_MK, weight_NK, None, None, out_MN, "none")
+    return out_MN
+
+
 def _launch(
     x: Tensor, weight: Tensor, part: Tensor | None, index: Tensor | None, out: Tensor, activation: Activation
 ) -> None:
@@ -173,7 +182,7 @@ def _launch(
     if out.numel() == 0:
         return
     x = x if x.stride(1) == 1 else x.contiguous()
-    tile = tile_for(num_rows, num_columns)
+    tile = tile_for(num_rows, num_columns, x.dtype)
     grid = (triton.cdiv(num_rows, tile.m) * triton.cdiv(num_columns, tile.n),)
     broadcast_gemm_kernel[grid](
         x,
@@ -210,7 +219,7 @@ def broadcast_token_gemm(x_CKD: Tensor, weight_MK: Tensor, part_BMD: Tensor, ind
         out_CMD = torch.empty(num_candidates, num_outputs, width, dtype=x_CKD.dtype, device=x_CKD.device)
     if out_CMD.numel() == 0:
         return out_CMD
-    tile = tile_for(num_outputs, num_candidates * width)
+    tile = tile_for(num_outputs, num_candidates * width, x_CKD.dtype)
     grid = (triton.cdiv(num_outputs, tile.m) * triton.cdiv(num_candidates * width, tile.n),)
     broadcast_token_gemm_kernel[grid](
         x_CKD,
