@@ -45,7 +45,7 @@ def broadcast_attention(
         candidate_to_request_C: int32 or int64 in ``[0, B)``, any order; None for one request.
         activation: ``softmax`` or ``silu``.
         scale: None: K ** -0.5 for softmax; silu has no default, it is usually one over the longest history.
-        backend: ``reference``, ``torch``, ``native`` (CPU, bf16, softmax, default scale) or ``triton`` (K at most 128).
+        backend: ``reference``, ``torch``, ``native`` (CPU, bf16) or ``triton`` (K at most 128).
 
     Returns:
         [C, Q, H, K], dtype of q.
@@ -105,11 +105,17 @@ def _native(
     q: Tensor, k: Tensor, v: Tensor, offsets: Tensor | None, index: Tensor | None, activation: str, scale: float
 ) -> Tensor:
     native = native_library(q)
-    if activation != "softmax" or scale != q.shape[-1] ** -0.5 or offsets is not None or q.dtype != torch.bfloat16:
-        raise ValueError(
-            "backend 'native' takes bfloat16, dense keys, activation 'softmax' and the default scale, "
-            f"got {q.dtype}, {'dense' if offsets is None else 'jagged'} keys, {activation!r} and {scale}"
-        )
-    index = None if index is None else index.int()
-    out: Tensor = native.broadcast_attention(q.contiguous(), k.contiguous(), v.contiguous(), index)
-    return out.to(q.dtype)
+    check_tensor("q_CQHK of backend 'native'", q, (None, None, None, None), (torch.bfloat16,))
+    is_softmax = activation == "softmax"
+    out: Tensor = native.broadcast_attention(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        None if index is None else index.int(),
+        offsets=None if offsets is None else offsets.long(),
+        # There the scale is inside the activation.
+        scale=scale if is_softmax else 1.0,
+        activation=activation,
+        out_dtype=torch.bfloat16 if is_softmax else torch.float32,
+    )
+    return out if is_softmax else out.mul_(scale).to(q.dtype)

@@ -149,7 +149,7 @@ def broadcast_attention(
         Q=num_queries,
         H=num_heads,
         K=head_width,
-        **_options(num_rows, head_width),
+        **_options(num_rows, head_width, q_CQHK.element_size()),
         SOFTMAX=activation == "softmax",
         HAS_INDEX=index_C is not None,
         WIDEN=interpreting(),
@@ -157,14 +157,15 @@ def broadcast_attention(
     return out
 
 
-def _options(num_rows: int, head_width: int) -> dict[str, int]:
-    """Return tile sizes and launch options: eight warps hold 128 rows, four 64."""
+def _options(num_rows: int, head_width: int, item_bytes: int) -> dict[str, int]:
+    """Return tile sizes and launch options: eight warps hold 128 rows, four 64; float32 leaves room for one stage."""
     width = max(16, int(triton.next_power_of_2(head_width)))
-    return {"BM": num_rows, "BN": _KEYS, "BK": width, "num_warps": num_rows // 16, "num_stages": 3}
+    num_stages = 3 if item_bytes == 2 else 1
+    return {"BM": num_rows, "BN": _KEYS, "BK": width, "num_warps": num_rows // 16, "num_stages": num_stages}
 
 
 def _case(num_rows: int, head_width: int, softmax: bool) -> AotCase:
-    options = _options(num_rows, head_width)
+    options = _options(num_rows, head_width, item_bytes=2)
     launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     floats = dict.fromkeys(("q", "k", "v", "out"), "*bf16")
     integers = dict.fromkeys(("ends", "order", "first_candidate", "tile_request", "first_tile"), "*i32")

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_tensor, native_library, require_triton
+from kernels.backends import FLOAT_DTYPES, Backend, check_choice, check_tensor, native_library, require_triton
 from kernels.lowp_linear import cpu, reference
 from kernels.lowp_linear.formats import MX_BLOCK, Quantized, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
 from kernels.packed_linear import PackedLinear
@@ -63,22 +63,35 @@ class LowpLinear:
             if format == "int8" and backend == "torch":
                 self._int8 = cpu.Int8Linear(self.weight)
 
-    def __call__(self, x_MK: Tensor) -> Tensor:
-        """Quantize rows and multiply: [M, K] -> [M, N], dtype of x.
+    def __call__(self, x_MK: Tensor, gain_K: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
+        """Quantize rows, after their RMS norm if there is a gain, and multiply: [M, K] -> [M, N], dtype of x.
+
+        Args:
+            x_MK: Any float dtype; ``native`` takes float32 and bfloat16.
+            gain_K: Of the norm, dtype of x; None: rows are not normalised.
+            epsilon: Of the norm.
 
         Raises:
-            ValueError: the shape or dtype is wrong.
+            ValueError: a shape or dtype is wrong.
         """
-        check_tensor("x_MK", x_MK, (None, self.num_inputs))
+        dtypes = (torch.float32, torch.bfloat16) if self.backend == "native" else FLOAT_DTYPES
+        check_tensor("x_MK", x_MK, (None, self.num_inputs), dtypes)
+        if gain_K is not None:
+            check_tensor("gain_K", gain_K, (self.num_inputs,), (x_MK.dtype,))
         if self.format == "bf16":
-            rows = x_MK.bfloat16()
+            rows = x_MK if gain_K is None else reference.rms_norm(x_MK, gain_K, epsilon)
             if self._packed is not None:
-                return self._packed(rows).to(x_MK.dtype)
-            return (rows.float() @ self._plain.float().T).to(x_MK.dtype)
+                return self._packed(rows.bfloat16()).to(x_MK.dtype)
+            return (rows.bfloat16().float() @ self._plain.float().T).to(x_MK.dtype)
         if self.backend == "native":
-            out: Tensor = self._int8(x_MK.contiguous())
-            return out.to(x_MK.dtype)
-        return self.multiply(quantize(x_MK, format=self.format, backend=self.backend), x_MK.dtype)
+            gain = None if gain_K is None else gain_K.float()
+            stored = torch.float32 if x_MK.dtype == torch.float32 else torch.bfloat16
+            out: Tensor = self._int8(x_MK.contiguous(), gain=gain, epsilon=epsilon, out_dtype=stored)
+            return out
+        if gain_K is None:
+            return self.multiply(quantize(x_MK, format=self.format, backend=self.backend), x_MK.dtype)
+        normed = rms_norm_quantize(x_MK, gain_K, format=self.format, backend=self.backend, epsilon=epsilon)
+        return self.multiply(normed, x_MK.dtype)
 
     def multiply(self, rows: Quantized, dtype: torch.dtype) -> Tensor:
         """Multiply rows that are quantized already, by ``quantize`` or ``rms_norm_quantize``.
@@ -117,13 +130,16 @@ def quantize(x_MK: Tensor, *, format: LowpFormat, backend: Backend) -> Quantized
     Args:
         x_MK: Any float dtype.
         format: Not ``bf16``.
-        backend: As of ``LowpLinear``; ``torch`` is what ``reference`` is.
+        backend: As of ``LowpLinear``; ``torch`` is what ``reference`` is, ``native`` gives a row of zeros the scale 0.
 
     Raises:
         ValueError: a shape or name breaks a rule.
         BackendUnavailableError: the backend cannot run here.
     """
     _check_quantizer(x_MK, format, backend)
+    if backend == "native":
+        values, scales = native_library(x_MK).quantize_rows(x_MK.contiguous())
+        return Quantized(values, scales, "int8")
     if backend != "triton":
         return _QUANTIZERS[format](x_MK)
     from kernels.lowp_linear import triton_kernel
@@ -149,6 +165,9 @@ def rms_norm_quantize(
     """
     _check_quantizer(x_MK, format, backend)
     check_tensor("gain_K", gain_K, (x_MK.shape[1],), (x_MK.dtype,))
+    if backend == "native":
+        values, scales = native_library(x_MK).quantize_rows(x_MK.contiguous(), gain_K.float(), epsilon)
+        return Quantized(values, scales, "int8")
     if backend != "triton":
         return _QUANTIZERS[format](reference.rms_norm(x_MK, gain_K, epsilon))
     from kernels.lowp_linear import triton_kernel
@@ -164,9 +183,8 @@ def _check_format(format: str, backend: str) -> None:
 def _check_quantizer(x_MK: Tensor, format: str, backend: str) -> None:
     _check_format(format, backend)
     check_choice("format", format, tuple(_QUANTIZERS))
-    if backend == "native":
-        raise ValueError("backend 'native' quantizes inside its product: call LowpLinear")
-    check_tensor("x_MK", x_MK, (None, None))
+    dtypes = (torch.float32, torch.bfloat16) if backend == "native" else FLOAT_DTYPES
+    check_tensor("x_MK", x_MK, (None, None), dtypes)
     _check_inputs(format, backend, x_MK.shape[1])
     if backend == "triton":
         require_triton(x_MK)
