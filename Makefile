@@ -112,6 +112,12 @@ unit: setup-dev ## Unit tests and tests of the repository itself
 kernels: setup-dev ## Triton kernels in the interpreter
 	@scripts/lane.sh interpret tests/unit $(PYTEST_ARGS)
 
+# Needs torch, triton and numpy only: the machine with the GPU may have no .venv.
+.PHONY: gpu-check
+gpu-check: ## Every Triton kernel on this machine's GPU: right, and how fast (OUT=rows.jsonl)
+	TRITON_INTERPRET=0 $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m kernels.gpu_check \
+	  --out $(or $(OUT),var/gpu-check.jsonl)
+
 .PHONY: sim
 sim: setup-dev ## The request flow in simulated worlds: make sim SEED=0 N=1000
 	$(PYTEST) tests/simulation -q --sim-seed $(or $(SEED),0) --sim-count $(or $(N),1000) $(PYTEST_ARGS)
