@@ -29,6 +29,8 @@ from benchmarks.harness import interleaved, measure, quantiles
 from benchmarks.models.subject import Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from kernels.backends import Backend
+from kernels.broadcast_gemm import BroadcastGemm
 from kernels.packed_linear import PackedLinear
 from models.execution import choose_execution, executed
 from models.execution_config import Execution
@@ -191,9 +193,12 @@ def _status_bytes(name: str) -> int:
 def first_layer(seed: int, rounds: int) -> list[Measurement]:
     """Measure relu(W [u; c]) split by linearity against the product with the user copied to each candidate."""
     user, candidate, hidden = FIRST_LAYER["user"], FIRST_LAYER["candidate"], FIRST_LAYER["hidden"]
-    dtype = _DTYPES[choose_execution().precision]
+    execution = choose_execution()
+    dtype = _DTYPES[execution.precision]
     weight = torch.randn(hidden, user + candidate).to(dtype)
-    whole, of_user, own = PackedLinear(weight), weight[:, :user].contiguous(), PackedLinear(weight[:, user:])
+    whole = PackedLinear(weight)
+    backend: Backend = "native" if execution.backend == "native" else "torch"
+    gemm = BroadcastGemm(weight[:, user:], weight[:, :user], activation="relu", backend=backend)
     x_user = torch.randn(1, user).to(dtype)
     found = []
     for number in (500, 1_000, 2_000):
@@ -201,8 +206,7 @@ def first_layer(seed: int, rounds: int) -> list[Measurement]:
         both = torch.cat([x_user.expand(number, -1), x], dim=1).contiguous()
 
         def split(x: Tensor = x) -> Tensor:
-            part = (x_user @ of_user.T)[0].float()
-            return own(x, part, "relu")
+            return gemm(x, gemm.request_part(x_user))
 
         def concatenated(both: Tensor = both) -> Tensor:
             return whole(both, None, "relu")
@@ -213,7 +217,13 @@ def first_layer(seed: int, rounds: int) -> list[Measurement]:
         share = ratio / flop_ratio
         found.append(
             measure(
-                f"first_layer_flop_share_n{number}", share, "p50", "1", **FIRST_LAYER, flop_ratio=round(flop_ratio, 3)
+                f"first_layer_flop_share_n{number}",
+                share,
+                "p50",
+                "1",
+                **FIRST_LAYER,
+                flop_ratio=round(flop_ratio, 3),
+                backend=backend,
             )
         )
     return found

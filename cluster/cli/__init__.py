@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
 import typer
 
 from cluster.cli import (
@@ -21,6 +24,13 @@ from cluster.cli import (
 )
 from cluster.cli.group import VerbGroup
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rankmesh {installed_version('rankmesh')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="rankmesh",
     cls=VerbGroup,
@@ -30,6 +40,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no verb."""
+
+
 for module in (run, lifecycle, status, rank, events, train, publish, delta, simplify, quantize, tune, plan, bench):
     app.registered_commands += module.app.registered_commands
 

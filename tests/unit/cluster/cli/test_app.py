@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -26,6 +27,11 @@ def test_the_verbs() -> None:
         command.name or command.callback.__name__ for command in app.registered_commands if command.callback
     } == VERBS
     assert all(verb in result.output for verb in VERBS)
+
+
+def test_the_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"rankmesh {version('rankmesh')}\n")
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
