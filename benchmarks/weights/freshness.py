@@ -211,7 +211,9 @@ class Replay:
         self._ranker = _copy_of(model.ranker)
         online = config.model_copy(update={"optimizer": ONLINE})
         self._batch_rows = config.batch_rows
-        self._trainer = Trainer(online, model.index, self._reader, self._ranker, 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)  # the trainer draws a head of its own
+            self._trainer = Trainer(online, model.index, self._reader, self._ranker, 1)
         self._learn(dataset.split.valid)  # fills Adam's averages before anything is compared
         base = MemorySource("freshness", self._groups(dataset.split.test_start_s))
         base.documents["model"] = config.model.model_dump(mode="json")

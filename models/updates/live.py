@@ -178,7 +178,7 @@ class LiveWeights:
     Args:
         base: Version of the series.
         tables: Tensor key -> rows held here, [R, D]; copied.
-        whole: Tensor key -> tensors held here that are replaced as a whole.
+        whole: Tensor key -> tensors held here that are replaced as a whole; those that can be written to are copied.
         config: Limits.
         specs: Tensor key -> type and shape of every tensor of the version, also of those that are not held here; None:
             exactly those held here.
@@ -224,7 +224,8 @@ class LiveWeights:
         self._undos: deque[_Undo] = deque()
         self._kept: deque[LiveState] = deque(maxlen=self._config.keep_states)
         slots = {key: arena.slots for key, arena in self._arenas.items()}
-        state = LiveState(base, 0, 0, self._arenas, slots, dict(whole), dict(documents or {}))
+        kept = {key: _immutable(array) for key, array in whole.items()}
+        state = LiveState(base, 0, 0, self._arenas, slots, kept, dict(documents or {}))
         state.built = self._build(state, None)
         self._status = UpdateStatus(state.stamp)
         self._flip(state)
@@ -328,7 +329,7 @@ class LiveWeights:
                 chosen, local = self._select(key, np.arange(len(array)))
                 change.rows[key] = (local, self._stored(key, array[chosen]))
             elif key in state.whole:
-                change.whole[key] = np.array(array)
+                change.whole[key] = _immutable(array)
         return change
 
     def _stored(self, key: str, rows: Array) -> Array:
@@ -424,6 +425,11 @@ class LiveWeights:
             blocks_free=min((arena.num_free for arena in self._arenas.values()), default=0),
             updated_s=self._clock.now_s(),
         )
+
+
+def _immutable(array: Array) -> Array:
+    """Return the array, or a copy if its owner (a trainer) could still write to it: a state never changes."""
+    return array.copy() if array.flags.writeable else array
 
 
 def _merged(newer: tuple[Ids, Array] | None, older: tuple[Ids, Array]) -> tuple[Ids, Array]:

@@ -523,6 +523,19 @@ def test_a_part_of_a_table_is_no_version() -> None:
         LiveSource(source(), weights.state).tensors("tables/item")
 
 
+def test_a_state_does_not_follow_arrays_that_their_owner_writes_to() -> None:
+    base = source()
+    weights = live_weights(base, ("tables/item", "dense"), SMALL)
+    before = bits(weights.state)
+    given = np.ones((2, 2), np.float32)
+    base.groups["dense"]["w"][:] = 5
+    base.groups["tables/item"]["weight"][:] = 5
+    assert bits(weights.state) == before
+    weights.apply(Delta("v", 1, 0, "now", {}, {DENSE: given}))
+    given[:] = 5
+    assert set(weights.state.whole[DENSE].ravel()) == {1.0}
+
+
 def test_only_sources_that_list_their_tensors_can_change() -> None:
     with pytest.raises(WeightsError, match="do not list their tensors"):
         tensor_specs(LiveSource(source(), live().state))
