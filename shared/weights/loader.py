@@ -30,6 +30,7 @@ from shared.weights.chunks import ChainSource, ChunkRequest, ChunkSource, Origin
 from shared.weights.errors import ChunkError
 from shared.weights.manifest import CHUNK_BYTES, MANIFEST_NAME, Chunk, FileEntry, Manifest
 from shared.weights.reader import WeightReader
+from shared.weights.state import ROW_GROUPS
 from shared.weights.store import WeightStore
 
 ArgTs = TypeVarTuple("ArgTs")
@@ -39,7 +40,6 @@ LOADING_PREFIX: Final = ".loading-"
 """Start of the name of a folder that is being filled; no version name starts with a dot."""
 
 FIRST_GROUP: Final = "dense"
-TABLES_PREFIX: Final = "tables/"
 _LOCK_POLL_S = 0.1
 
 
@@ -101,7 +101,7 @@ def load_order(manifest: Manifest) -> list[tuple[str, FileEntry]]:
 
     def rank(item: tuple[str, FileEntry]) -> tuple[int, int, str]:
         name, entry = item
-        kind = 0 if name == FIRST_GROUP else 2 if name.startswith(TABLES_PREFIX) else 1
+        kind = 0 if name == FIRST_GROUP else 2 if name.startswith(ROW_GROUPS) else 1
         return kind, entry.bytes, name
 
     return sorted(documents, key=lambda item: (item[1].bytes, item[0])) + sorted(groups, key=rank)

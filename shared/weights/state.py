@@ -19,8 +19,8 @@ from shared.weights.errors import (
 from shared.weights.layout import Tensors
 from shared.weights.reader import WeightReader
 
-ROW_GROUPS: Final = "tables/"
-"""Groups whose tensors change by rows; others are sent whole."""
+ROW_GROUPS: Final = ("tables/", "rows/")
+"""Groups whose tensors change by rows, as trained and as served; others are sent whole."""
 
 
 def check_next(delta: Delta, base: str, sequence: int, crc: int) -> None:
