@@ -77,6 +77,7 @@ def test_a_replay(fresh: Dataset, model: TrainedModel, monkeypatch: pytest.Monke
     np.testing.assert_allclose(chances["often"][:first], chances["never"][:first], rtol=1e-5)  # other batches
     assert not np.allclose(chances["often"][first:], chances["never"][first:], rtol=1e-5)
     assert np.isfinite(np.stack(list(chances.values()))).all()
+    assert len(replay.run(rows, seconds_max=-1.0)["never"]) in range(1, 60), "stops after a minute of rows"
     trained = replay._ranker.tables.weights["item"]
     for name in ("never", "seldom"):
         assert not copies[name].model.ranker.tables.weights["item"].equal(trained), "the trainer is ahead"

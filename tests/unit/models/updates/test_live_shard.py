@@ -18,8 +18,10 @@ from models.updates.live import LiveConfig
 from models.updates.shard import LiveTableShard
 from shared.errors import InvalidRequestError, VersionMismatchError
 from shared.schema.features import FeatureBatch
+from shared.schema.stamp import Stamp
 from shared.weights.state import TensorState
 
+STAMP = Stamp("r", "random", "test", "0", 0.0)
 KINDS: tuple[tuple[Placement, int, RowType], ...] = (
     ("table_wise", 0, "fp32"),
     ("row_wise", 0, "fp32"),
@@ -53,7 +55,7 @@ def version(kind: Placement, hot: int, row_type: RowType, seed: int) -> MemorySo
 
 def features(source: MemorySource) -> FeatureBatch:
     known = [int(key) for key in source.tensors("catalog")["item_keys"]]
-    return FeatureExtractor.from_weights(source).extract_ids([*known, 2**40])
+    return FeatureExtractor.from_weights(source).extract_ids([*known, 2**40]).stamped(STAMP)
 
 
 def answer(shard: Any, batch: FeatureBatch) -> dict[str, bytes]:
