@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -104,6 +105,25 @@ class PackedKeys:
         return len(self.lengths)
 
 
+class _KeptMemory(threading.local):
+    """Memory of one thread for keys that live no longer than a call: fresh pages would cost a tenth of the call."""
+
+    def __init__(self) -> None:
+        self._keys = torch.empty(0, dtype=torch.int32)
+        self._values = torch.empty(0, dtype=torch.int32)
+
+    def take(self, num_keys: int, num_values: int) -> tuple[Tensor, Tensor]:
+        """Return both arrays, at least so long; what was returned before is invalid."""
+        if len(self._keys) < num_keys:
+            self._keys = torch.empty(num_keys, dtype=torch.int32)
+        if len(self._values) < num_values:
+            self._values = torch.empty(num_values, dtype=torch.int32)
+        return self._keys, self._values
+
+
+_KEPT = _KeptMemory()
+
+
 def pack_keys(keys: Tensor, values: Tensor, *, offsets: Tensor | None = None, mask: Tensor | None = None) -> PackedKeys:
     """Pack the keys and values of B sequences, once for any number of queries.
 
@@ -118,6 +138,12 @@ def pack_keys(keys: Tensor, values: Tensor, *, offsets: Tensor | None = None, ma
         ValueError: a tensor breaks these rules.
         NativeUnavailableError: there is no native library.
     """
+    return _pack(keys, values, offsets, mask, for_one_call=False)
+
+
+def _pack(
+    keys: Tensor, values: Tensor, offsets: Tensor | None, mask: Tensor | None, *, for_one_call: bool
+) -> PackedKeys:
     if offsets is None:
         check_tensor("keys", keys, torch.bfloat16, None, None, None, None)
         num_sequences, length = keys.shape[:2]
@@ -140,8 +166,11 @@ def pack_keys(keys: Tensor, values: Tensor, *, offsets: Tensor | None = None, ma
     starts = torch.zeros(num_sequences + 1, dtype=torch.int64)
     torch.cumsum((lengths + KEY_PANEL - 1) // KEY_PANEL * KEY_PANEL, 0, out=starts[1:])
     num_padded = int(starts[-1]) * num_heads
-    packed_keys = torch.empty(num_padded * ((head_width + 1) // 2), dtype=torch.int32)
-    packed_values = torch.empty(num_padded // 2 * ((head_width + 15) // 16 * 16), dtype=torch.int32)
+    num_keys, num_values = num_padded * ((head_width + 1) // 2), num_padded // 2 * ((head_width + 15) // 16 * 16)
+    if for_one_call:
+        packed_keys, packed_values = _KEPT.take(num_keys, num_values)
+    else:
+        packed_keys, packed_values = (torch.empty(size, dtype=torch.int32) for size in (num_keys, num_values))
     struct = PackedKeysStruct(
         pointer(packed_keys), pointer(packed_values), pointer(starts), pointer(lengths), num_heads, head_width
     )
@@ -204,7 +233,7 @@ def broadcast_attention(
     else:
         if v is None:
             raise ValueError("v must be given, is None")
-        packed = pack_keys(k, v, offsets=offsets)
+        packed = _pack(k, v, offsets, None, for_one_call=True)
     check_tensor("q", q, torch.bfloat16, None, None, packed.num_heads, packed.head_width)
     factor = _check_options(scale, activation, out_dtype, packed.head_width)
     num_candidates, num_queries = q.shape[:2]
@@ -272,7 +301,7 @@ def block_attention(
     check_tensor("k", k, torch.bfloat16, *q.shape)
     check_range("block", block, 1, 2**31)
     check_range("window_blocks", window_blocks, 1, 2**31)
-    packed = pack_keys(k, v, offsets=offsets)
+    packed = _pack(k, v, offsets, None, for_one_call=True)
     factor = _check_options(scale, activation, out_dtype, packed.head_width)
     out = torch.empty(q.shape, dtype=out_dtype)
     if out.numel() == 0:

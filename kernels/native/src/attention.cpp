@@ -9,13 +9,21 @@ namespace {
 // Packs 64 keys [64][stride] of head_width into [key_pairs][64]; rows from `rows` on are zero.
 void pack_key_panel(const bf16* k, long stride, long rows, long head_width, pair* out, std::int32_t* staging) {
   const long pairs = (head_width + 1) / 2;
+  if (rows == kKeyPanel && head_width % 32 == 0) {
+    for (long r = 0; r < kKeyPanel; r += 16) {
+      for (long p = 0; p < pairs; p += 16) {
+        transpose_16x16(k + r * stride + 2 * p, 2 * stride, out + p * kKeyPanel + r, kKeyPanel);
+      }
+    }
+    return;
+  }
   const long padded_pairs = round_up(pairs, 16);
   std::memset(staging, 0, sizeof(std::int32_t) * kKeyPanel * padded_pairs);
   for (long r = 0; r < rows; ++r) std::memcpy(staging + r * padded_pairs, k + r * stride, 2 * head_width);
   alignas(64) std::int32_t block[16 * 16];
   for (long r = 0; r < kKeyPanel; r += 16) {
     for (long p = 0; p < pairs; p += 16) {
-      transpose_16x16(staging + r * padded_pairs + p, padded_pairs, block, 16);
+      transpose_16x16(staging + r * padded_pairs + p, 4 * padded_pairs, block, 16);
       const long width = pairs - p < 16 ? pairs - p : 16;
       for (long i = 0; i < width; ++i) {
         _mm512_storeu_si512(out + (p + i) * kKeyPanel + r, _mm512_load_si512(block + 16 * i));
@@ -27,6 +35,10 @@ void pack_key_panel(const bf16* k, long stride, long rows, long head_width, pair
 // Packs 64 values [64][stride] into row pairs [32][value_width].
 void pack_value_panel(const bf16* v, long stride, long rows, long head_width, pair* out, bf16* staging) {
   const long width = round_up(head_width, 16);
+  if (rows == kKeyPanel && head_width == width) {
+    pack_row_pairs(v, kKeyPanel, width, stride, out);
+    return;
+  }
   std::memset(staging, 0, sizeof(bf16) * kKeyPanel * width);
   for (long r = 0; r < rows; ++r) std::memcpy(staging + r * width, v + r * stride, 2 * head_width);
   pack_row_pairs(staging, kKeyPanel, width, width, out);
@@ -96,7 +108,9 @@ void gather_queries(const bf16* q, long stride, long rows, long width, long padd
 
 void store_answer(void* out, bool is_fp32, long at, long count, __m512 v) {
   const __mmask16 lanes = first_lanes(count);
-  if (is_fp32) {
+  if (!is_fp32 && lanes == 0xffff) {
+    store_bf16(static_cast<bf16*>(out) + at, v);  // a masked store of halves takes several times as long
+  } else if (is_fp32) {
     _mm512_mask_storeu_ps(static_cast<float*>(out) + at, lanes, v);
   } else {
     _mm256_mask_storeu_epi16(static_cast<bf16*>(out) + at, lanes, (__m256i)_mm512_cvtneps_pbh(v));
@@ -211,7 +225,11 @@ RANKMESH_API int rankmesh_block_attention(const BlockArguments* given, const Pac
     const long h = item / a.num_tasks;
     const long first_row = task[1] + task[2];
     const long rows = task[3] - task[2];
-    gather_queries(a.q + (first_row * heads + h) * width, heads * width, rows, width, padded, q);
+    // Rows of an even width can be read where they are; behind an odd one there must be a zero.
+    const bf16* own = a.q + (first_row * heads + h) * width;
+    const long stride = padded == width ? heads * width : padded;
+    if (padded != width) gather_queries(own, heads * width, rows, width, padded, q);
+    const bf16* queries = padded == width ? own : q;
     const long block = task[2] / a.block;
     const long from = block - a.window_blocks + 1;
     const long own_end = (block + 1) * a.block;
@@ -225,9 +243,9 @@ RANKMESH_API int rankmesh_block_attention(const BlockArguments* given, const Pac
       store_answer(a.out, a.out_is_fp32 != 0, ((first_row + row) * heads + h) * width + column, width - column, v);
     };
     if (a.activation == static_cast<int>(Activation::kSoftmax)) {
-      attend<Activation::kSoftmax>(q, padded, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
+      attend<Activation::kSoftmax>(queries, stride, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
     } else {
-      attend<Activation::kSilu>(q, padded, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
+      attend<Activation::kSilu>(queries, stride, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
     }
   });
   return 0;

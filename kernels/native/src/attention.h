@@ -63,8 +63,12 @@ struct KeyRange {
 
 enum class Activation { kSoftmax = 0, kSilu = 1 };
 
+// Whole vectors with a mask: single elements would make the loads that follow wait for them.
 inline void fill_scores(float* scores, long begin, long end, float value) {
-  for (long j = begin; j < end; ++j) scores[j] = value;
+  for (long j = begin / 16 * 16; j < end; j += 16) {
+    const __mmask16 lanes = first_lanes(end - j) & static_cast<__mmask16>(~first_lanes(begin - j));
+    _mm512_mask_storeu_ps(scores + j, lanes, _mm512_set1_ps(value));
+  }
 }
 
 // softmax numerators of one row and one block: max so far, sum so far (a vector of lanes), factor for what came before.
@@ -152,13 +156,18 @@ inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange
   RowState state[R];
   for (int i = 0; i < R; ++i) state[i] = {-INFINITY, _mm512_setzero_ps(), 1.0f};
   for (long block = start; block < last; block += kKeyBlock) {
-    const long count = last - block < kKeyBlock ? round_up(last - block, kKeyPanel) : kKeyBlock;
+    // Half a panel at the end where that is enough: under a causal mask every group of rows ends in another place.
+    const long count = last - block < kKeyBlock ? round_up(last - block, kKeyPanel / 2) : kKeyBlock;
     for (long j = 0; j < count; j += kKeyPanel) {
-      float* scores = scratch.scores + j;
-      tile_rows<4, tile_height(R)>(q, q_stride, 2, R, head.keys + (block + j) * head.key_pairs, kKeyPanel, head.key_pairs, zero_init,
-                   [&](long i, long z, __m512 v) __attribute__((always_inline)) {
-                     _mm512_storeu_ps(scores + i * kKeyBlock + 16 * z, v);
-                   });
+      const pair* panel = head.keys + (block + j) * head.key_pairs;
+      const auto put = [&](long i, long z, __m512 v) __attribute__((always_inline)) {
+        _mm512_storeu_ps(scratch.scores + i * kKeyBlock + j + 16 * z, v);
+      };
+      if (count - j >= kKeyPanel) {
+        tile_rows<4, tile_height(R)>(q, q_stride, 2, R, panel, kKeyPanel, head.key_pairs, zero_init, put);
+      } else {
+        tile_rows<2, R>(q, q_stride, 2, R, panel, kKeyPanel, head.key_pairs, zero_init, put);
+      }
     }
     for (int i = 0; i < R; ++i) {
       float* scores = scratch.scores + i * kKeyBlock;
