@@ -32,12 +32,10 @@ from shared.weights.manifest import CHUNK_BYTES, MANIFEST_NAME, Chunk, FileEntry
 from shared.weights.reader import WeightReader
 from shared.weights.state import ROW_GROUPS
 from shared.weights.store import WeightStore
+from shared.weights.writer import LOADING_PREFIX
 
 ArgTs = TypeVarTuple("ArgTs")
 ResultT = TypeVar("ResultT")
-
-LOADING_PREFIX: Final = ".loading-"
-"""Start of the name of a folder that is being filled; no version name starts with a dot."""
 
 FIRST_GROUP: Final = "dense"
 _LOCK_POLL_S = 0.1

@@ -20,10 +20,10 @@ from shared.weights.manifest import (
     check_version_name,
 )
 from shared.weights.reader import WeightReader
-from shared.weights.writer import STAGING_PREFIX, WeightWriter
+from shared.weights.writer import LOADING_PREFIX, STAGING_PREFIX, WeightWriter
 
 STALE_STAGING_S = 86_400.0
-"""Age from which ``prune`` takes a staged folder for the leftover of a writer that died."""
+"""Age from which ``prune`` takes a folder in the making for the leftover of a writer or loader that died."""
 
 
 class WeightStore:
@@ -104,7 +104,7 @@ class WeightStore:
         return WeightWriter(self._fs, self._root, version, self._clock, chunk_bytes)
 
     def prune(self, keep: int) -> list[str]:
-        """Remove the oldest complete versions with their deltas, and staged folders that dead writers left a day ago.
+        """Remove the oldest complete versions with their deltas, and what dead writers and loaders left a day ago.
 
         The manifest goes first, so a version that is half removed is not listed. A replica that has mapped the files of
         a local store keeps them until it lets go.
@@ -134,12 +134,15 @@ class WeightStore:
         return removed
 
     def _sweep_staging(self) -> None:
-        for path in Path(self._root).glob(f"{STAGING_PREFIX}*"):
+        for path in Path(self._root).glob(".*-*"):
+            if not path.name.startswith((STAGING_PREFIX, LOADING_PREFIX)):
+                continue
             try:
-                stale = self._clock.now_s() - path.stat().st_mtime > STALE_STAGING_S
+                # The newest of all: a large file grows for long in a folder that does not change.
+                written_s = max(part.stat().st_mtime for part in (path, *path.rglob("*")))
             except FileNotFoundError:  # committed or dropped meanwhile
                 continue
-            if stale:
+            if self._clock.now_s() - written_s > STALE_STAGING_S:
                 self._fs.rm(str(path), recursive=True)
 
     def _read_manifest(self, version: str) -> Manifest:

@@ -37,6 +37,9 @@ from shared.weights.manifest import (
 STAGING_PREFIX = ".staging-"
 """Start of the name of a folder that a writer has not committed; no version name starts with a dot."""
 
+LOADING_PREFIX = ".loading-"
+"""Start of the name of a folder that a loader has not filled yet."""
+
 
 class WeightWriter:
     """A version in the making.

@@ -20,8 +20,9 @@ from shared.errors import WeightsError
 from shared.weights import LoadConfig, LoadProgress, ParallelLoader, WeightStore, load_version
 from shared.weights.chunks import ChainSource, ChunkRequest, OriginSource
 from shared.weights.errors import ChunkError
-from shared.weights.loader import LOADING_PREFIX, ByteBudget, load_order
+from shared.weights.loader import ByteBudget, load_order
 from shared.weights.manifest import Chunk, FileEntry, Manifest
+from shared.weights.writer import LOADING_PREFIX
 from tests.helpers.faulty_store import Fault, FaultyStore, cut, flip, reset
 
 CHUNK = 1000

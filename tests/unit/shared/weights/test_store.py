@@ -16,7 +16,7 @@ from shared.errors import WeightsError
 from shared.weights import WeightStore
 from shared.weights.layout import DTYPES
 from shared.weights.store import STALE_STAGING_S
-from shared.weights.writer import STAGING_PREFIX
+from shared.weights.writer import LOADING_PREFIX, STAGING_PREFIX
 
 
 def write(store: WeightStore, version: str | None = None, value: float = 1.0) -> str:
@@ -207,17 +207,24 @@ async def test_a_mapped_version_outlives_prune(tmp_path: Path, clock: ManualCloc
     assert weight.sum() == 24.0
 
 
-def test_prune_sweeps_what_dead_writers_left_a_day_ago(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", [STAGING_PREFIX, LOADING_PREFIX])
+def test_prune_sweeps_what_the_dead_left_a_day_ago(tmp_path: Path, prefix: str) -> None:
     clock = ManualClock(time.time())
     store = WeightStore(tmp_path, clock=clock)
     write(store, "v")
-    dead, live = tmp_path / f"{STAGING_PREFIX}dead", tmp_path / f"{STAGING_PREFIX}live"
-    dead.mkdir()
-    live.mkdir()
-    os.utime(dead, (clock.now_s() - STALE_STAGING_S - 1,) * 2)
+    dead, live, slow = (tmp_path / f"{prefix}{name}" for name in ("dead", "live", "slow"))
+    for folder in (dead, live, slow):
+        (folder / "tables").mkdir(parents=True)
+        (folder / "tables" / "item.safetensors").write_bytes(b"x")
+    old = (clock.now_s() - STALE_STAGING_S - 1,) * 2
+    for folder in (dead, slow):
+        os.utime(folder, old)
+        os.utime(folder / "tables", old)
+    os.utime(dead / "tables" / "item.safetensors", old)
     store.prune(1)
     assert not dead.exists()
     assert live.is_dir()
+    assert slow.is_dir(), "a file in it is still growing"
     assert store.versions() == ["v"]
 
 
