@@ -74,7 +74,8 @@ def bench(
     if json_lines:
         _print_json(*(row.model_dump() for row in rows))
     else:
-        Console().print(rows_table(rows))
+        console = Console()
+        console.print(rows_table(rows, console.width))
     return 0
 
 

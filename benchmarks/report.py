@@ -12,26 +12,39 @@ from benchmarks.record import BenchmarkRow
 from benchmarks.registry import BENCHMARKS
 
 _SPREAD = ("p50", "p90", "p99")
+_NARROW_SPREAD = ("min", "max")
+
+WIDE = 120
+"""Columns that the whole table needs."""
 
 
-def rows_table(rows: Sequence[BenchmarkRow]) -> Table:
+def rows_table(rows: Sequence[BenchmarkRow], width: int = WIDE) -> Table:
     """Return rows of one run as a table with one line a metric; the caption says where and on what it ran.
 
     Args:
         rows: At least one row.
+        width: Columns of the terminal; under ``WIDE`` only the smallest and the largest sample are shown of a spread,
+            and no parameters of single rows.
     """
+    wide = width >= WIDE
+    spread_names = _SPREAD if wide else _NARROW_SPREAD
     common = set(rows[0].params.items()).intersection(*(row.params.items() for row in rows))
     table = Table(title=rows[0].benchmark, title_justify="left", caption_justify="left")
     table.add_column("metric", style="bold", no_wrap=True)
-    for column in ("value", "unit", *_SPREAD, "samples"):
+    for column in ("value", "unit", *spread_names, "samples" if wide else "of"):
         table.add_column(column, justify="left" if column == "unit" else "right", no_wrap=True)
     owns = [_words(item for item in row.params.items() if item not in common) for row in rows]
-    if any(owns):
+    if wide and any(owns):
         table.add_column("measured with", style="dim", overflow="fold")
     for row, own in zip(rows, owns, strict=True):
-        spread = [number(row.quantiles[name]) if name in row.quantiles else "" for name in _SPREAD]
+        spread = [number(row.quantiles[name]) if name in row.quantiles else "" for name in spread_names]
         table.add_row(
-            row.metric, number(row.value), row.unit, *spread, str(row.num_samples), *([own] if any(owns) else [])
+            row.metric,
+            number(row.value),
+            row.unit,
+            *spread,
+            str(row.num_samples),
+            *([own] if wide and any(owns) else []),
         )
     first = rows[0]
     where = f"{first.started} · {first.device} · commit {first.commit} · config {first.config_hash} · seed {first.seed}"
