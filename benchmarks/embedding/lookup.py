@@ -151,7 +151,7 @@ def _figures(
         measure("time_ratio_to_bare", ratios["service"], "p50", "ratio", **params),
         measure("shard_ratio_to_bare", ratios["shard"], "p50", "ratio", **params),
         *(measure(f"{name}_us", values, "p50", "us", **params) for name, values in micros.items()),
-        # A cost model is to rank placements: within a factor of two is what it is for.
+        # A cost model is to rank placements: a factor of two is near enough for that.
         measure("planned_ratio_to_shard", plan_us / micros["shard"], "p50", "ratio", **params),
         measure("rows_s", num_rows / (samples["service"] / 1e3), "p50", "rows/s", **params),
     ]

@@ -8,8 +8,8 @@ Scores: ``lfu``: reads. ``lru``: step of the last read. ``distance_lfu``: ``read
 go to the id that has a row, then to the smaller id, so two processes that saw the same reads hold the same map.
 
 TorchRec's sorted collision module works the same way (its default row is the last one, ours the first, as in all our
-tables). Its map lives in buffers of a module on the training side, ours is the ``Vocabulary`` that serving reads anyway;
-its other form, a hash table, does not run on CPUs as constructed by default. Look-ups are a binary search each: about
+tables). Its map lives in buffers of a module for training, ours is the ``Vocabulary`` that serving reads anyway; its
+other form, a hash table, does not run on CPUs as constructed by default. Look-ups are a binary search each: about
 10 million ids a second with 1,000 rows, 1 million with 1,000,000, on one busy core.
 
 Source: TorchRec, ``torchrec/modules/mc_modules.py`` (MCHManagedCollisionModule and its eviction policies).
