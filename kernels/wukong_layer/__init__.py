@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.native.checks import check_requests
 from kernels.wukong_layer.cpu import TorchLayers
 from kernels.wukong_layer.reference import ReferenceLayers
-from kernels.wukong_layer.weights import LayerGiven, LayerWeights, check_weights
+from kernels.wukong_layer.weights import LayerGiven, LayerWeights, check_weights, copy_of
 
 __all__ = ["Backend", "LayerGiven", "LayerWeights", "PackedGiven", "PackedLayers", "give", "pack", "rank"]
 
@@ -89,7 +89,7 @@ def pack(weights: Sequence[LayerWeights], *, backend: Backend, dtype: torch.dtyp
 
         layers = NativeLayers(weights)
     else:
-        layers = (TorchLayers if backend == "torch" else ReferenceLayers)(weights, dtype)
+        layers = (TorchLayers if backend == "torch" else ReferenceLayers)([copy_of(layer) for layer in weights], dtype)
     first, last = weights[0], weights[-1]
     return PackedLayers(backend, dtype, first.num_tokens, last.num_out, first.width, tuple(weights), layers)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -167,6 +168,13 @@ class LayerGiven:
             found = tuple(getattr(self, field).shape)
             if found != shape:
                 raise ValueError(f"{name}.{field} must be {list(shape)}, is {list(found)}")
+
+
+def copy_of(weights: LayerWeights) -> LayerWeights:
+    """Return the weights in memory of their own, so that a later change in place does not reach them."""
+    values = {field.name: getattr(weights, field.name) for field in fields(weights)}
+    copies: dict[str, Any] = {k: v.detach().clone() for k, v in values.items() if isinstance(v, Tensor)}
+    return replace(weights, **copies)
 
 
 def split_last(x: Tensor, count: int) -> Tensor:

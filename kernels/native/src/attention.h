@@ -89,7 +89,11 @@ inline void softmax_block(const float* scores, bf16* weights, long count, float 
   const float max = block_max > state.max ? block_max : state.max;
   // With nothing seen yet every score is -inf: subtract 0, so that the weights are 0 and not NaN.
   const float base = max == -INFINITY ? 0.0f : max;
-  state.rescale = _mm512_cvtss_f32(exp2_nonpositive(_mm512_set1_ps((state.max - base) * log2_scale)));
+  // Before the first key there is nothing to rescale.
+  state.rescale = 0.0f;
+  if (state.max != -INFINITY) {
+    state.rescale = _mm512_cvtss_f32(exp2_nonpositive(_mm512_set1_ps((state.max - base) * log2_scale)));
+  }
   state.max = max;
   const __m512 scale = _mm512_set1_ps(log2_scale);
   const __m512 shift = _mm512_set1_ps(base);

@@ -229,6 +229,27 @@ def test_layers_in_one_call_equal_layers_one_by_one() -> None:
     assert torch.equal(tokens, _run(GRID[1], 70, "native"))
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_later_change_of_weights_does_not_reach_the_stack(backend: Backend, dtype: torch.dtype) -> None:
+    if backend == "native":
+        require_native()
+    weights, given = _make(GRID[6])
+    tokens, request = _candidates(GRID[6], 9)
+    cast = [dataclasses.replace(w, **{k: v.to(dtype) for k, v in _tensors(w).items()}) for w in weights]
+    layers = pack(cast, backend=backend)
+    before = rank(layers, tokens, give(layers, given), request)
+    for layer in cast:
+        for tensor in _tensors(layer).values():
+            tensor.mul_(2.0)
+    assert torch.equal(rank(layers, tokens, give(layers, given), request), before)
+
+
+def _tensors(weights: LayerWeights) -> dict[str, Any]:
+    values = {field.name: getattr(weights, field.name) for field in dataclasses.fields(weights)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
 def test_nan_stays_with_its_candidate_and_is_not_hidden() -> None:
     require_native()
     weights, given = _make(GRID[0])
