@@ -48,7 +48,7 @@ class LiveConfig(Config):
         undo_bytes_max: Old values that are kept for roll-back; the oldest go first.
     """
 
-    block_rows: int = Field(64, ge=1, le=65_536)
+    block_rows: int = Field(16, ge=1, le=65_536)
     spare_share: float = Field(0.25, ge=0, le=10)
     spare_blocks_min: int = Field(64, ge=1)
     keep_states: int = Field(4, ge=1, le=1024)

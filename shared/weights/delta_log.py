@@ -17,6 +17,7 @@ from shared.weights.errors import DeltaDamagedError, DeltaError, DeltaGapError, 
 from shared.weights.manifest import DELTAS_NAME, check_version_name
 from shared.weights.state import check_next
 from shared.weights.store import WeightStore
+from shared.weights.writer import sync_folder
 
 DELTA_BYTES_MAX: Final = 2**30
 """A larger delta is refused: publish a version."""
@@ -156,5 +157,6 @@ def _write_new(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.link(part, path)  # unlike a rename, refused when the name is taken
+        sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -188,12 +188,12 @@ class WeightWriter:
             raise self._error("exists already", MANIFEST_NAME)
         temporary = self._staging / f"{MANIFEST_NAME}.part"
         temporary.write_bytes(manifest.encode())
-        _sync(temporary)
+        sync_folder(temporary)
         temporary.rename(self._staging / MANIFEST_NAME)
         for folder, _, _ in os.walk(self._staging):
-            _sync(Path(folder))
+            sync_folder(Path(folder))
         self._staging.rename(target)  # atomic, and refused when another writer came first
-        _sync(target.parent)
+        sync_folder(target.parent)
 
     def _commit_remote(self, version: str, manifest: Manifest) -> None:
         root = f"{self._root}/{version}"
@@ -254,7 +254,8 @@ def seal(file: Path, path: str, chunk_bytes: int) -> FileEntry:
     )
 
 
-def _sync(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries, or a file, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
