@@ -27,7 +27,7 @@ from shared.clock import Clock, SystemClock
 from shared.config import Config
 from shared.errors import RankMeshError, VersionMismatchError, WeightsError
 from shared.weights.deltas import Delta, TensorSpec, parse_stamp, version_stamp
-from shared.weights.errors import DeltaForkError, DeltaGapError
+from shared.weights.errors import NEEDS_SNAPSHOT, DeltaGapError, DeltaTooLargeError
 from shared.weights.state import check_next
 
 RowSelect: TypeAlias = Callable[[str, Ids], tuple[Ids, Ids]]
@@ -43,14 +43,15 @@ class LiveConfig(Config):
     Args:
         block_rows: Rows of a block, a power of two: small ones copy less an update, large ones need a smaller map.
         spare_share: Spare blocks as a share of all of a table's.
-        spare_blocks_min: Spare blocks of a small table.
+        spare_blocks_min: Least number of spare blocks, or twice all blocks of a table with fewer: any update of a small
+            table fits.
         keep_states: States that stay readable by their stamp, the current one included.
         undo_bytes_max: Old values that are kept for roll-back; the oldest go first.
     """
 
     block_rows: int = Field(16, ge=1, le=65_536)
     spare_share: float = Field(0.25, ge=0, le=10)
-    spare_blocks_min: int = Field(64, ge=1)
+    spare_blocks_min: int = Field(4096, ge=1)
     keep_states: int = Field(4, ge=1, le=1024)
     undo_bytes_max: int = Field(64 * 2**20, ge=0)
 
@@ -342,7 +343,7 @@ class LiveWeights:
         state = self._state
         slots, written = dict(state.slots), dict[str, Written]()
         undo_rows: dict[str, tuple[Ids, Array]] = {}
-        self._make_room(change)
+        self._make_room(change, sequence)
         try:
             for key, (ids, values) in change.rows.items():
                 if len(ids):
@@ -362,10 +363,20 @@ class LiveWeights:
         size += sum(array.nbytes for array in old_whole.values())
         return after, _Undo(state.sequence, state.crc, undo_rows, old_whole, state.documents, size)
 
-    def _make_room(self, change: _Change) -> None:
+    def _make_room(self, change: _Change, sequence: int) -> None:
         """Free what nobody holds; let go of kept states, the oldest first, while blocks are missing."""
         self._sweep()
         needs = {key: self._arenas[key].touched(ids) for key, (ids, _) in change.rows.items()}
+        for key, num in needs.items():
+            if num > (limit := self._arenas[key].num_spare):
+                stamp = version_stamp(self._state.base, sequence)
+                raise DeltaTooLargeError(
+                    f"{stamp}: {key} changes in {num} blocks, {limit} are spare: a full snapshot is needed",
+                    version=self._state.base,
+                    sequence=sequence,
+                    limit=limit,
+                    value=num,
+                )
         while any(self._arenas[key].num_free < num for key, num in needs.items()) and len(self._kept) > 1:
             self._kept.popleft()
             self._sweep()
@@ -396,7 +407,7 @@ class LiveWeights:
 
     def _num_spare(self, rows: Array) -> int:
         blocks = -(-len(rows) // self._config.block_rows)
-        return max(int(blocks * self._config.spare_share), self._config.spare_blocks_min)
+        return max(int(blocks * self._config.spare_share), min(2 * blocks, self._config.spare_blocks_min), 1)
 
     @contextmanager
     def _reported(self, stamp: str) -> Iterator[None]:
@@ -408,7 +419,7 @@ class LiveWeights:
                 self._status,
                 refused=self._status.refused + 1,
                 reason=f"{stamp}: {reason}",
-                needs_snapshot=self._status.needs_snapshot or isinstance(error, DeltaGapError | DeltaForkError),
+                needs_snapshot=self._status.needs_snapshot or isinstance(error, NEEDS_SNAPSHOT),
             )
             raise
 

@@ -10,6 +10,7 @@
         ├── DeltaRepeatedError    its sequence number was applied already
         ├── DeltaGapError         deltas before it are missing: take a full snapshot
         ├── DeltaForkError        follows another delta than the one that was applied
+        ├── DeltaTooLargeError    touches more rows than can be replaced at once: take a full snapshot
         └── DeltaShapeError       names a tensor, type, shape or row that the weights do not have
 """
 
@@ -48,5 +49,13 @@ class DeltaForkError(DeltaError):
     """The delta follows another one than the one that was applied: two writers, or a log that was rewritten."""
 
 
+class DeltaTooLargeError(DeltaError):
+    """The delta touches more blocks than there are spare ones; context has ``limit`` and ``value``."""
+
+
 class DeltaShapeError(DeltaError):
     """The delta does not fit the weights: unknown tensor, other type or shape, row out of range."""
+
+
+NEEDS_SNAPSHOT = (DeltaGapError, DeltaForkError, DeltaTooLargeError)
+"""After these no later delta helps: only a full version does."""

@@ -13,7 +13,7 @@ from shared.config import Config
 from shared.errors import RankMeshError
 from shared.weights.delta_log import DeltaLog
 from shared.weights.deltas import Delta
-from shared.weights.errors import DeltaForkError, DeltaGapError
+from shared.weights.errors import NEEDS_SNAPSHOT
 
 
 class FollowConfig(Config):
@@ -106,6 +106,6 @@ class DeltaFollower:
                 self._status = replace(self._status, sequence=delta.sequence)
                 applied += 1
         except RankMeshError as error:
-            reason, needs_snapshot = error.message, isinstance(error, DeltaGapError | DeltaForkError)
+            reason, needs_snapshot = error.message, isinstance(error, NEEDS_SNAPSHOT)
         self._status = replace(self._status, reason=reason, needs_snapshot=needs_snapshot)
         return applied

@@ -20,7 +20,14 @@ from models.updates.source import tensor_specs
 from shared.clock import ManualClock
 from shared.errors import InvalidRequestError, OverloadedError, VersionMismatchError, WeightsError
 from shared.weights.deltas import Delta, RowDelta
-from shared.weights.errors import DeltaBaseError, DeltaError, DeltaGapError, DeltaRepeatedError, DeltaShapeError
+from shared.weights.errors import (
+    DeltaBaseError,
+    DeltaError,
+    DeltaGapError,
+    DeltaRepeatedError,
+    DeltaShapeError,
+    DeltaTooLargeError,
+)
 from shared.weights.state import TensorState
 
 ITEM, USER, DENSE = "tables/item/weight", "tables/user/weight", "dense/w"
@@ -371,6 +378,24 @@ def test_a_reader_that_holds_on_gets_the_update_refused_not_itself() -> None:
     gc.collect()
     weights.apply(second)
     assert weights.state.stamp == "v+2"
+
+
+def test_an_update_that_never_fits_asks_for_a_snapshot() -> None:
+    weights = live(LiveConfig(block_rows=4, spare_blocks_min=12, spare_share=0))
+    with pytest.raises(DeltaTooLargeError, match=r"v\+1: tables/item/weight changes in 13 blocks, 12 are spare"):
+        weights.apply(uniform(1, 1, 0))
+    assert weights.status().needs_snapshot
+    weights.apply(uniform(1, 1, 0, num_rows=48))
+    assert not weights.status().needs_snapshot
+
+
+def test_every_update_of_a_small_table_fits_the_defaults() -> None:
+    weights = live(LiveConfig())
+    crc = 0
+    for sequence in range(1, 8):
+        delta = uniform(sequence, sequence, crc)
+        crc = delta.crc
+        weights.apply(delta)
 
 
 def test_states_that_are_only_kept_make_room() -> None:
