@@ -127,5 +127,5 @@ def test_a_published_version_gets_a_plan_for_this_device(
     assert set(plan.pass_seconds) >= {"fp32", "plan", "stack_float32"}
     # The packed form in float32 is the same network to rounding.
     assert abs(plan.stack_ne_changes["stack_float32"]) < 1e-5
-    for word in (version, "layers.0.candidate.up", "whole full pass", "budget 0.0002"):
+    for word in (version, "layers.0.candidate.up", "whole full pass", "budget 0.0002", "without a plan, stack_float32"):
         assert word in text.getvalue()
