@@ -111,7 +111,7 @@ class ShardPlan:
         if placed.kind == "replicated":
             return np.asarray(np.arange(len(rows)) % self.num_shards == shard)
         if not len(placed.hot):
-            return np.asarray(self._dealt(rows)[0] == shard)
+            return np.asarray(self._modulo(rows) == shard)
         _, is_hot = _find(placed.hot, rows)
         dealt = np.cumsum(is_hot) - 1
         return np.asarray(np.where(is_hot, dealt, rows) % self.num_shards == shard)
@@ -124,7 +124,7 @@ class ShardPlan:
         placed = self.placed[table]
         if placed.kind != "row_wise":
             return rows
-        own = self._dealt(rows)[1]
+        own = self._quotient(rows)
         if not len(placed.hot):
             return own
         where, is_hot = _find(placed.hot, rows)
@@ -138,12 +138,18 @@ class ShardPlan:
         # Twice as fast as indexing with the mask: a random pattern of bits defeats branch prediction.
         return self.local_rows(table, rows.take(self.owned(table, shard, rows).nonzero()[0]))
 
-    def _dealt(self, rows: RowIds) -> tuple[RowIds, RowIds]:
-        """Return rows modulo S and divided by S, rounded down."""
-        if self.num_shards & (self.num_shards - 1):
-            return rows % self.num_shards, rows // self.num_shards
+    def _modulo(self, rows: RowIds) -> RowIds:
+        """Return rows modulo S."""
         # Division of 64-bit integers is most of what a look-up costs beside FBGEMM; powers of two need none.
-        return rows & (self.num_shards - 1), rows >> (self.num_shards.bit_length() - 1)
+        return rows & (self.num_shards - 1) if self._is_power_of_two else rows % self.num_shards
+
+    def _quotient(self, rows: RowIds) -> RowIds:
+        """Return rows divided by S, rounded down."""
+        return rows >> (self.num_shards.bit_length() - 1) if self._is_power_of_two else rows // self.num_shards
+
+    @property
+    def _is_power_of_two(self) -> bool:
+        return not self.num_shards & (self.num_shards - 1)
 
     def part(self, table: str, shard: int, whole: StoredRows) -> StoredRows:
         """Return a shard's part of a table, empty when it holds none; a view where it can be.

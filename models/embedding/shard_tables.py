@@ -60,7 +60,7 @@ def check_rows(table: str, rows: RowIds, num_rows: int) -> None:
         InvalidRequestError: a row is negative or at least ``num_rows``; names table, limit and value.
     """
     # One pass for both ends: as unsigned, a negative row is larger than any table.
-    if len(rows) and rows.view(np.uint64).max() >= num_rows:
+    if len(rows) and int(np.maximum.reduce(rows.view(np.uint64))) >= num_rows:
         wrong = rows[(rows < 0) | (rows >= num_rows)]
         raise InvalidRequestError(
             f"rows of table {table} must be in [0, {num_rows}), are {wrong.min()} to {wrong.max()}",
