@@ -239,8 +239,8 @@ def show_plan(plan: PrecisionPlan, console: Console) -> None:
         console.print("nothing pays here: every layer stays in fp32")
     passes = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in plan.pass_seconds.items())
     console.print(f"whole full pass, {'+'.join(map(str, plan.candidate_counts))} candidates: {passes}")
-    for name, change in plan.stack_ne_changes.items():
-        console.print(f"without a plan, {name}: NE {change:+.2e} relative")
+    for name, lost in plan.stack_ne_changes.items():
+        console.print(f"without a plan, {name}: NE {lost:+.2e} relative")
     console.print(
         f"NE {plan.ne_change:+.2e} relative, budget {plan.ne_budget:g}; score error {plan.score_error_max:.1e}"
     )
