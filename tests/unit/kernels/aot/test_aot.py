@@ -66,7 +66,9 @@ def _broken_rules(found: dict[str, Any]) -> list[str]:
     return wrong
 
 
-# One test, not one a kernel: xdist would spread them, and every worker would compile everything.
+# One test, not one a kernel: xdist would spread them, and every worker would compile everything. 42 s of CPU with an
+# empty compiler cache, 8 s with a full one: a lane of its own, `pytest -m slow tests/unit/kernels/aot`.
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_compile_for_sm90_within_bounds_and_as_recorded() -> None:
     found = _compiled()
