@@ -112,6 +112,10 @@ unit: setup-dev ## Unit tests and tests of the repository itself
 kernels: setup-dev ## Triton kernels in the interpreter
 	@scripts/lane.sh interpret tests/unit $(PYTEST_ARGS)
 
+.PHONY: aot
+aot: setup-dev ## Every Triton kernel compiled for sm_90: registers, spills, shared memory, tensor cores
+	$(PYTEST) -m slow tests/unit/kernels/aot $(PYTEST_ARGS)
+
 # Needs torch, triton and numpy only: the machine with the GPU may have no .venv.
 .PHONY: gpu-check
 gpu-check: ## Every Triton kernel on this machine's GPU: right, and how fast (OUT=rows.jsonl)
@@ -135,7 +139,7 @@ test: unit integration ## Everything that proves the product: unit, repo, kernel
 
 .PHONY: ci
 ci: ## All that CI runs, cheap first, with the time of each step
-	@scripts/ci.sh setup-dev lint types imports test
+	@scripts/ci.sh setup-dev lint types imports aot test
 
 ##@ Clean
 

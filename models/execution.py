@@ -6,6 +6,7 @@ the candidate side as a packed stack of fused layers (``kernels.wukong_layer``).
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import cast
 
 import torch
@@ -70,7 +71,7 @@ class FusedNetwork:
         execution: ``torch`` or ``native``.
 
     Raises:
-        ConfigError: the network has something that the stack has not: biases, or norms over removed products.
+        ConfigError: the network has biases.
     """
 
     def __init__(self, network: RankingNetwork, execution: Execution) -> None:
@@ -145,7 +146,7 @@ class FusedNetwork:
     def _hidden(self, state: State, tokens: Tensor, layout: CandidateLayout, depth: int) -> Tensor:
         """Run the layers before an exit and its hidden layer: [C, hidden] in the stack's dtype."""
         stack = self._stack(depth)
-        given = [_given(state, index, self._zero_rows(index)) for index in range(depth)]
+        given = [_given(state, index) for index in range(depth)]
         packed = wukong_layer.give(stack, given, mask=state.get("mask"))
         index = None if layout.request_index is None else layout.request_index.to(torch.int32)
         flat = wukong_layer.rank(stack, tokens, packed, index).flatten(1)
@@ -158,13 +159,10 @@ class FusedNetwork:
     def _stack(self, depth: int) -> wukong_layer.PackedLayers:
         if depth not in self._stacks:
             layers = [cast(InteractionLayer, self._network.layers[index]) for index in range(depth)]
-            weights = [_weights(layer, self._zero_rows(index)) for index, layer in enumerate(layers)]
+            weights = [_weights(layer) for layer in layers]
             backend = self.execution.backend
             self._stacks[depth] = wukong_layer.pack(weights, backend=backend, dtype=self._dtype)
         return self._stacks[depth]
-
-    def _zero_rows(self, index: int) -> int:
-        return self.config.layer_sizes[index].candidate.num_residual_tokens
 
 
 def executed(network: RankingNetwork, execution: Execution) -> RankingNetwork | FusedNetwork:
@@ -176,18 +174,10 @@ def check_fusable(network: RankingNetwork) -> None:
     """Refuse a network that the packed stack cannot compute.
 
     Raises:
-        ConfigError: says what it has.
+        ConfigError: it has biases.
     """
     if network.config.bias:
         raise ConfigError("a network with biases runs on backend reference only", field="backend", value="bias")
-    for index, sizes in enumerate(network.config.layer_sizes):
-        own = sizes.candidate
-        if own.num_products_counted != own.num_products:
-            raise ConfigError(
-                f"layer {index} norms {own.num_products} products as {own.num_products_counted}: "
-                "a simplified network runs on backend reference only",
-                field="backend", limit=own.num_products_counted, value=own.num_products,
-            )  # fmt: skip
 
 
 def _copy(network: RankingNetwork, dtype: torch.dtype) -> RankingNetwork:
@@ -196,7 +186,7 @@ def _copy(network: RankingNetwork, dtype: torch.dtype) -> RankingNetwork:
     return fresh.requires_grad_(False).eval().to(dtype)
 
 
-def _weights(layer: InteractionLayer, num_zero_rows: int) -> wukong_layer.LayerWeights:
+def _weights(layer: InteractionLayer) -> wukong_layer.LayerWeights:
     block = layer.candidate
     return wukong_layer.LayerWeights(
         query_tokens=block.query_tokens,
@@ -206,29 +196,15 @@ def _weights(layer: InteractionLayer, num_zero_rows: int) -> wukong_layer.LayerW
         norm_products=block.norm_products.weight,
         up=block.up.weight,
         down=block.down.weight,
-        linear=_padded(block.linear, num_zero_rows, 0),
+        linear=block.linear,
         residual=block.residual,
         norm=block.norm.weight,
         num_heads=layer.num_heads,
+        num_residual_tokens=block.sizes.num_residual_tokens,
+        product_epsilon=block.norm_products.epsilon,
     )
 
 
-def _given(state: State, index: int, num_zero_rows: int) -> wukong_layer.LayerGiven:
+def _given(state: State, index: int) -> wukong_layer.LayerGiven:
     own = Contributions.of(state, index)
-    return wukong_layer.LayerGiven(
-        keys=own.keys,
-        values=own.values,
-        queries=own.queries,
-        mixtures=own.mixtures,
-        linear=_padded(own.linear, num_zero_rows, 1),
-        hidden=own.hidden,
-    )
-
-
-def _padded(x: Tensor, num_rows: int, axis: int) -> Tensor:
-    """Append rows of zeros on an axis: output tokens that only the residual makes are linear tokens of nothing."""
-    if num_rows == 0:
-        return x
-    shape = list(x.shape)
-    shape[axis] = num_rows
-    return torch.cat([x, x.new_zeros(shape)], dim=axis)
+    return wukong_layer.LayerGiven(**{field.name: getattr(own, field.name) for field in fields(own)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM
 from models.layers.layout import CandidateLayout
 from models.network import NUM_LEVELS, RankingNetwork, State
 from models.oracle import tolerance
+from models.simplify import simplify
+from models.wukong import InteractionLayer
 from shared.errors import ConfigError
 
 NUM_CANDIDATES = 56
@@ -118,6 +121,31 @@ def test_packed_execution_equals_the_modules(
     expected = given.rank(network, given.encode(network), layout, depth, slice(None))
     found = given.rank(fused, given.encode(fused), layout, depth, slice(None))
     assert found.dtype == torch.float32
+    assert float((found - expected).abs().max()) <= limit(execution, expected)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
+@torch.no_grad()
+def test_a_simplified_network_runs_packed_too(network: RankingNetwork, execution: Execution) -> None:
+    """Its layers differ in size, some of its tokens are residuals alone, and its norms count products that are gone."""
+    planted = RankingNetwork(CONFIG)
+    planted.load_state_dict(network.state_dict())
+    for layer in planted.layers:
+        block = cast(InteractionLayer, layer).candidate
+        block.mixtures[2] = 0.0
+        cast(InteractionLayer, layer).cross_mixtures[2] = 0.0
+        block.down.weight[: CONFIG.width] = 0.0
+    given, layout = inputs(1), CandidateLayout.single(NUM_CANDIDATES)
+
+    def run(each: RankingNetwork) -> None:
+        each.all_exits(given.encode(each), given.pooled, given.counters, given.speculative, given.levels, layout)
+
+    smaller = simplify(planted.eval(), run).network.eval()
+    own = [sizes.candidate for sizes in smaller.config.layer_sizes]
+    assert any(each.num_products_counted > each.num_products for each in own)
+    fused = executed(smaller, execution)
+    expected = given.rank(smaller, given.encode(smaller), layout, CONFIG.num_layers, slice(None))
+    found = given.rank(fused, given.encode(fused), layout, CONFIG.num_layers, slice(None))
     assert float((found - expected).abs().max()) <= limit(execution, expected)
 
 
