@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.cli.options import ConfigOption, JsonOption
-from cluster.config import DEFAULT_PATH, MeshConfig, load_mesh
 
 if TYPE_CHECKING:
+    from cluster.config import MeshConfig
     from kernels.search import SearchResult
     from models.source import WeightSource
 
@@ -32,6 +32,7 @@ def tune(
     import orjson
     from rich.console import Console
 
+    from cluster.config import DEFAULT_PATH, load_mesh
     from cluster.weights import weights_url
     from shared.settings import load_settings
     from shared.weights import WeightStore
