@@ -127,10 +127,15 @@ class Work:
         for number, delta in enumerate(deltas):
             self._clock.block_s(begin_s + number / UPDATES_PER_S - self._clock.monotonic_s())
             started_s = self._clock.monotonic_s()
-            while True:
-                try:
-                    self._weights.apply(delta)
-                    break
-                except OverloadedError:  # a reader still holds old blocks
-                    self._clock.block_s(0.001)
+            self._apply(delta)
             self.apply_ms.append((self._clock.monotonic_s() - started_s) * 1e3)
+
+    def _apply(self, delta: Delta) -> None:
+        """Apply a delta; try again for a second while a reader still holds old blocks."""
+        for _ in range(1_000):
+            try:
+                self._weights.apply(delta)
+                return
+            except OverloadedError:
+                self._clock.block_s(0.001)
+        self._weights.apply(delta)
