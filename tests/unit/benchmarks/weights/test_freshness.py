@@ -22,6 +22,9 @@ from training.model import TrainedModel
 
 CONFIG = TrainConfig(name="tiny", dataset="synthetic", threads=1, batch_rows=256, train_share=0.05, model=TINY)
 
+LEARNING = ("item", "genre", "year", "user")
+"""More than the benchmark lets learn, so that a few rows of the synthetic log show."""
+
 
 @pytest.fixture(scope="module")
 def fresh() -> Dataset:
@@ -62,6 +65,7 @@ def test_a_replay(fresh: Dataset, model: TrainedModel, monkeypatch: pytest.Monke
     rows = fresh.split.test.select(slice(0, 60))
     span_s = int(rows.timestamp_s[-1] - rows.timestamp_s[0])
     often_s = span_s // 20
+    monkeypatch.setattr(freshness, "ONLINE_TABLES", LEARNING)
     monkeypatch.setattr(freshness, "INTERVALS_S", {"often": often_s, "seldom": span_s // 3, "never": None})
     replay = Replay(model, CONFIG, fresh)
     at_start = replay.copies["never"].model
@@ -85,6 +89,7 @@ def test_a_replay(fresh: Dataset, model: TrainedModel, monkeypatch: pytest.Monke
 
 def test_no_copy_knows_what_comes_later(fresh: Dataset, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of the first rows are the same whatever the labels after them are."""
+    monkeypatch.setattr(freshness, "ONLINE_TABLES", LEARNING)
     monkeypatch.setattr(freshness, "INTERVALS_S", {"often": 600})
     rows = fresh.split.test.select(slice(0, 30))
     turned = replace(rows, click=rows.click.copy())
@@ -93,6 +98,15 @@ def test_no_copy_knows_what_comes_later(fresh: Dataset, model: TrainedModel, mon
     same = int(np.flatnonzero(rows.timestamp_s == rows.timestamp_s[15])[0])
     np.testing.assert_array_equal(first[: same + 1], second[: same + 1])
     assert not np.array_equal(first, second)
+
+
+def test_only_the_tables_of_users_go_on_learning(fresh: Dataset, model: TrainedModel) -> None:
+    trained = Replay(model, CONFIG, fresh)._ranker
+    assert {name for name, parameter in trained.named_parameters() if parameter.requires_grad} == {
+        "tables.weights.user"
+    }
+    assert trained.tables.weights["item"].equal(model.ranker.tables.weights["item"])
+    assert all(parameter.requires_grad for parameter in model.ranker.parameters()), "the model itself is not touched"
 
 
 def test_the_intervals_are_those_of_the_table() -> None:
