@@ -178,7 +178,7 @@ class Embedding(Station):
         config, weights = place.config.embedding_service(shard), place.weights()
 
         def build() -> TableShard:
-            tables = TableShard(weights, config.shard, config.num_shards)
+            tables = TableShard(weights, config.shard, config.num_shards, config.backend)
             Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
             return tables
 

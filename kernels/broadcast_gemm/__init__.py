@@ -60,8 +60,11 @@ class BroadcastGemm:
         elif backend == "native":
             check_tensor("weight_NK", weight_NK, (None, None), (torch.bfloat16,))
             self._native = native_library(weight_NK).BroadcastLinear(self.weight_NK)
+            # Half the bytes of a float32 copy, which is what few rows against it are bound by; sums are float32.
+            self._native_request = native_library(weight_NK).BroadcastLinear(self.request_weight_NR.contiguous())
+            self._nothing = torch.zeros(1, len(self.weight_NK))
         # float32 once, at build: B rows against it are bound by reading it, and the part is not rounded in between.
-        self._request_map = PackedLinear(self.request_weight_NR.float()) if backend in ("torch", "native") else None
+        self._request_map = PackedLinear(self.request_weight_NR.float()) if backend == "torch" else None
 
     def request_part(self, x_BR: Tensor) -> Tensor:
         """Run the request half.
@@ -78,6 +81,10 @@ class BroadcastGemm:
         check_tensor("x_BR", x_BR, (None, self.request_weight_NR.shape[1]), (self.weight_NK.dtype,))
         if self._request_map is not None:
             return self._request_map(x_BR.float())
+        if self.backend == "native":
+            index = torch.zeros(len(x_BR), dtype=torch.int32)
+            part: Tensor = self._native_request(x_BR, self._nothing, index, False, out_dtype=torch.float32)
+            return part
         if self.backend == "reference":
             return reference.request_part(x_BR, self.request_weight_NR)
         from kernels.broadcast_gemm import triton_kernel
