@@ -1,4 +1,4 @@
-"""Benchmark ``freshness``: how much worse a model predicts the longer it waits for what its trainer has learned.
+"""Benchmark ``freshness``: how well a model predicts by how often it takes what its trainer has learned since.
 
 The first test rows are replayed in time order. One trainer learns from the events of each minute when the minute is
 over (``ONLINE_TABLES``). Serving copies take its state by deltas, through the very code that a station uses: every
