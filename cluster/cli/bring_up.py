@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.cli.catalogue import Catalogue
+from cluster.cli.client import Client
 from cluster.cli.steps import Steps
 from cluster.cli.training_view import in_words
 from cluster.config import DEFAULT_PATH, MeshConfig, load_mesh
@@ -13,7 +14,8 @@ from cluster.histories import HistorySource
 from cluster.loading import HistoryThread
 from cluster.local import Mesh
 from cluster.weights import QUICK_CONFIG, Choice, find_trained, weights_url
-from shared.errors import ConfigError
+from services.ingress.directory import ModelsBody
+from shared.errors import ConfigError, RankMeshError
 from shared.settings import Settings, load_settings
 from shared.weights import WeightStore
 from training.config import TrainConfig, load_train_config
@@ -97,13 +99,24 @@ def bring_up(plan: Plan, steps: Steps, *, detached: bool) -> Running:
         mesh = Mesh.start(config, detached=detached, var_dir=plan.settings.var_dir, on_progress=tell)
         if loading.ident is None:  # the store's moment was too short to be told of
             loading.start()
-        step.done(f"{len(mesh.processes())} processes, {mesh.url}")
+        step.done(f"{len(mesh.processes())} processes, {mesh.url}{_kernels(mesh.url)}")
     try:
         _await_histories(loading, steps)
     except BaseException:
         mesh.stop()
         raise
     return Running(mesh, catalogue)
+
+
+def _kernels(url: str) -> str:
+    """Return what the ranking stations run the network with, as they say themselves; nothing where none has said."""
+    try:
+        with Client(url) as client:
+            models = client.fetch(ModelsBody, "/v1/models").models
+    except RankMeshError:
+        return ""  # a mesh that is up is not ended for the want of a word about it
+    said = {text.partition(" (")[0] for model in models for name, text in model.execution.items() if "ranking" in name}
+    return f", kernels: {', '.join(sorted(said))}" if said else ""
 
 
 def _weights(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
