@@ -211,7 +211,7 @@ class RayConfig(Config):
 
     num_cpus: int | None = Field(None, ge=1)
     object_store_bytes: int = Field(256 * 2**20, ge=80 * 2**20)
-    inline_bytes_max: int = Field(65_536, ge=1_024)
+    inline_bytes_max: int = Field(65_536, ge=1_024, le=2**20)
     grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
     start_timeout_s: float = Field(300.0, gt=0)
     stop_timeout_s: float = Field(15.0, gt=0)

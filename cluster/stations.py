@@ -343,7 +343,8 @@ def checked_ranker(place: Place, plans: Path | None, logger: JsonLogger) -> Cand
 
     Args:
         place: The mesh: weights, and how the network is executed.
-        plans: Folder of precision plans; one for this version and machine is obeyed when the backend is ``auto``.
+        plans: Folder of precision plans; one for this version and machine is obeyed when the backend is ``auto`` and
+            the precision is not fixed to float32.
         logger: Told which plans were ignored, and why.
 
     Raises:
@@ -357,7 +358,8 @@ def checked_ranker(place: Place, plans: Path | None, logger: JsonLogger) -> Cand
     from models.stations import CandidateRanker
 
     weights, plan = place.weights(), None
-    if plans is not None and place.config.execution.backend == "auto":
+    wanted = place.config.execution
+    if plans is not None and wanted.backend == "auto" and wanted.precision != "float32":
         plan = find_plan(plans, place.version, RankerConfig.model_validate(weights.json("model")), logger)
     golden, extractor = Golden.from_weights(weights), FeatureExtractor.from_weights(weights)
     ranker = CandidateRanker.from_weights(weights, place.execution(), plan)

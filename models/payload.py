@@ -21,7 +21,8 @@ class PayloadSizes:
     """Sizes of the messages of one model.
 
     Args:
-        candidate_bytes: The largest message that grows with the candidates (their table rows), bytes a candidate.
+        candidate_bytes: The largest message that grows with the candidates (their table rows, their speculative
+            embeddings), bytes a candidate.
         state_bytes: The user state of a full history, bytes.
         pair_bytes: One speculative embedding, bytes.
     """
@@ -41,7 +42,7 @@ class PayloadSizes:
             layers += tokens * width + own.hidden_width
         first = config.num_objectives * (len(config.candidate_features) * width + len(COUNTER_FEATURES))
         return cls(
-            candidate_bytes=max(FLOAT_BYTES * width, FEATURE_BYTES),
+            candidate_bytes=max(FLOAT_BYTES * width, FLOAT_BYTES * config.speculative_width, FEATURE_BYTES),
             state_bytes=FLOAT_BYTES * (layers + first + sum(config.head_widths.values())),
             pair_bytes=FLOAT_BYTES * config.speculative_width,
         )

@@ -27,7 +27,7 @@ from models.embedding.table_shard import TableShard as TableShard
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
 from models.execution import executed
-from models.execution_config import REFERENCE, Execution
+from models.execution_config import REFERENCE, Execution, Precision
 from models.heads import combined_value, probabilities
 from models.inputs import RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
@@ -199,7 +199,9 @@ class CandidateRanker:
             if (plan.version, plan.shapes) != wanted:
                 raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
             with_formats(network, plan.layers)
-            self.execution = Execution("reference", "float32", f"but by plan {_in_words(plan)}")
+            is_low = any(not name.startswith("fp32") for name in plan.layers.values())
+            precision: Precision = "bfloat16" if is_low else "float32"
+            self.execution = Execution("reference", precision, f"by plan {_in_words(plan)}")
         self._network = executed(network, self.execution)
         self._assembler = Assembler(
             config,

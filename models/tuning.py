@@ -1,14 +1,16 @@
 """Which execution of a network is fastest on this machine: asked of the kernel search once, when weights are published.
 
 The variants are the training modules and the packed stacks that the wanted precision allows. Each is held against the
-modules in float32 before it is timed (``kernels.search``); the answer is kept on disk by model, machine and kernels,
-and replicas whose backend is ``auto`` take it from there.
+modules in float32 before it is timed (``kernels.search``); the answer is kept on disk by the model's sizes, machine,
+threads, native library and source, and replicas whose backend is ``auto`` take it from there. The golden request checks
+every version's own weights again when a replica starts.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -29,8 +31,11 @@ from shared.errors import ConfigError
 NUM_CANDIDATES = 504
 """Candidates of the timed pass: a usual head, and a multiple of 8, to which stations pad."""
 
-SCALE = 16.0
-"""Logits of a trained model stay below it; a score's tolerance, which a sigmoid damps by 4, is widened to them."""
+SCALE = 4.0
+"""Of a logit's tolerance over a score's, which a sigmoid has damped: what passes here passes the golden request."""
+
+_SOURCES = ("execution.py", "network.py", "wukong.py", "heads.py", "layers")
+"""What the variants are made of beside the kernels: a change there asks for a new search."""
 
 
 def executions_of(precision: PrecisionChoice) -> list[Execution]:
@@ -81,6 +86,8 @@ def execution_problem(
         "layers": config.num_layers,
         "width": config.width,
         "sizes": int(sizes[:8], 16),
+        "source": int(_source_digest(), 16),
+        "native": int(status().available),
     }
     return Problem("full_pass", shape, precision, inputs, truth, SCALE * tolerance(config, allowed), variants)
 
@@ -115,6 +122,16 @@ def tuned_execution(config: RankerConfig, precision: PrecisionChoice, folder: Pa
         if f"{each.backend}_{each.precision}" == known.winner:
             return Execution(each.backend, each.precision, f"{reason}; {others}" if others else reason)
     return None
+
+
+@cache
+def _source_digest() -> str:
+    digest, folder = hashlib.sha256(), Path(__file__).parent
+    for name in _SOURCES:
+        path = folder / name
+        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(each.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def _given(network: RankingNetwork | None) -> RankingNetwork:

@@ -8,6 +8,8 @@ anywhere: then the plan is empty and says so. Beside it one large layer, where i
 from __future__ import annotations
 
 import io
+import tempfile
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -37,7 +39,8 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     if not (versions := store.versions()):
         raise DataUnavailableError("no weights are published: rankmesh train", field="weights", value=str(var))
     console = Console(file=io.StringIO())  # the rows say it
-    plan = quantize_version(store, versions[-1], settings.data_dir, var / "plans", NE_BUDGET, console)
+    with tempfile.TemporaryDirectory() as folder:  # a benchmark must not decide what a mesh runs
+        plan = quantize_version(store, versions[-1], settings.data_dir, Path(folder), NE_BUDGET, console)
     counts: dict[str, int] = {}
     for number_format in plan.layers.values():
         counts[number_format] = counts.get(number_format, 0) + 1

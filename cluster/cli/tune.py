@@ -45,6 +45,8 @@ def tune(
         sys.stdout.write(orjson.dumps(dataclasses.asdict(result)).decode() + "\n")
         return
     console = Console(highlight=False)
+    if result.cached:
+        console.print("found by an earlier search of this model on this machine", style="dim")
     for outcome in result.outcomes:
         time = "" if outcome.time_us is None else f"{outcome.time_us / 1e3:8.2f} ms"
         error = "" if outcome.error is None else f"error {outcome.error:.1e}"
@@ -52,7 +54,10 @@ def tune(
 
 
 def tune_version(weights: WeightSource, mesh: MeshConfig, var_dir: Path) -> SearchResult:
-    """Search, with as many threads as a ranking replica has, or read what an earlier search found.
+    """Search with the threads of each station that runs the network, or read what an earlier search found.
+
+    Returns:
+        What was found with the first ranking tier's threads.
 
     Args:
         weights: The version.
@@ -65,11 +70,16 @@ def tune_version(weights: WeightSource, mesh: MeshConfig, var_dir: Path) -> Sear
     from models.stations import load_network
     from models.tuning import tune as search_execution
 
-    threads = [part.replicas.threads for part in mesh.ranking.values() if part.replicas.threads is not None]
     before = torch.get_num_threads()
-    torch.set_num_threads(max(threads, default=before))
+    parts = [part.replicas for part in mesh.ranking.values()] + [mesh.sequence.replicas]
+    if mesh.foundation is not None:
+        parts.append(mesh.foundation.replicas)
+    network = load_network(weights, RankerConfig.model_validate(weights.json("model")))
+    found = []
     try:
-        network = load_network(weights, RankerConfig.model_validate(weights.json("model")))
-        return search_execution(network, mesh.execution.precision, var_dir.absolute() / "search")
+        for threads in dict.fromkeys(part.threads or before for part in parts):
+            torch.set_num_threads(threads)
+            found.append(search_execution(network, mesh.execution.precision, var_dir.absolute() / "search"))
+        return found[0]
     finally:
         torch.set_num_threads(before)

@@ -46,7 +46,11 @@ class SearchStore:
             result = SearchResult(held["op"], held["shape"], held["dtype"], held["winner"], outcomes, cached=True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        chosen = [each.variant for each in outcomes if each.fate == "chosen"]
+        chosen = [
+            each.variant
+            for each in outcomes
+            if each.fate == "chosen" and isinstance(each.time_us, (int, float)) and each.time_us > 0
+        ]
         known = {variant.name for variant in problem.variants}
         return result if chosen == [result.winner] and result.winner in known else None
 
@@ -57,13 +61,12 @@ class SearchStore:
         del held["cached"]
         with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
             json.dump(held, file, indent=1, sort_keys=True)
+        Path(file.name).chmod(0o644)  # a temporary file is its maker's alone
         Path(file.name).replace(self.path(problem))
 
 
 def device_name() -> str:
-    """Return the machine in words."""
-    if torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
+    """Return the machine in words: processor, threads of torch, and the GPU where there is one."""
     model = platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -76,7 +79,8 @@ def device_name() -> str:
             wanted[name.strip()] = value.strip()
     if wanted["model name"]:
         model = f"{wanted['model name']} (family {wanted['cpu family']} model {wanted['model']})"
-    return f"{model}, {torch.get_num_threads()} threads"
+    devices = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join([model, f"{torch.get_num_threads()} threads", *devices])
 
 
 @cache

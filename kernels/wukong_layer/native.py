@@ -113,6 +113,7 @@ class NativeLayers:
 
     def give(self, given: Sequence[LayerGiven], mask: Tensor | None) -> NativeGiven:
         """Pack what the requests give, once for all their candidates."""
+        mask = None if mask is None else mask.contiguous()
         structs: list[_GivenStruct] = []
         alive: list[Tensor | PackedKeys] = []
         for layer, (num_queries, num_heads) in zip(given, self._sizes, strict=True):

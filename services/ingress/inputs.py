@@ -130,14 +130,14 @@ class Inputs:
         task = PreprocessTask(
             job.request_id, job.version, job.surface, job.candidates, self._budget_ms(self._budgets.preprocess_ms)
         )
-        return self._start("preprocess", self._stations.preprocess, "extract", task, payload_bytes=job.candidate_bytes)
+        return self._start("preprocess", self._stations.preprocess, "extract", task, payload_bytes=job.whole_bytes)
 
     def _start_state(self) -> Leg:
         job = self._job
         task = EncodeTask(
             job.request_id, job.version, job.user, job.surface, job.as_of_s, self._budget_ms(self._budgets.sequence_ms)
         )
-        return self._start("sequence", self._stations.sequence, "encode", task, payload_bytes=job.sizes.state_bytes)
+        return self._start("sequence", self._stations.sequence, "encode", task, payload_bytes=job.whole_bytes)
 
     def _start_rows(self, shard: int) -> Leg:
         return self._start(
@@ -146,7 +146,7 @@ class Inputs:
             "lookup",
             self.features.call,
             self._budget_ms(self._budgets.embedding_ms),
-            payload_bytes=self._job.candidate_bytes,
+            payload_bytes=self._job.whole_bytes,
         )
 
     def _start_spec(self) -> Leg:
@@ -157,7 +157,7 @@ class Inputs:
             "lookup",
             task,
             self.features.call,
-            payload_bytes=self._job.candidate_bytes,
+            payload_bytes=self._job.whole_bytes,
         )
 
     def _start_chained(self) -> None:

@@ -72,14 +72,9 @@ class RankJob:
     sizes: PayloadSizes
 
     @property
-    def candidate_bytes(self) -> int:
-        """About how large the largest message about this request's candidates is."""
-        return len(self.candidates) * self.sizes.candidate_bytes
-
-    @property
     def whole_bytes(self) -> int:
-        """About how large the largest input of a ranking call is."""
-        return max(self.candidate_bytes, self.sizes.state_bytes)
+        """About how large the largest message of this request is: one size for all calls, so that they travel alike."""
+        return max(len(self.candidates) * self.sizes.candidate_bytes, self.sizes.state_bytes)
 
     def speculative_task(self, budget_ms: float) -> SpeculativeTask:
         """Return the task that names this request's user and time to the speculative stations."""

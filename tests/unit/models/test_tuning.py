@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.native import NativeStatus, status
 from models.execution_config import PrecisionChoice
 from models.network import RankingNetwork
 from models.random_weights import TINY
@@ -33,6 +34,17 @@ def test_without_a_search_for_this_very_model_there_is_none(network: RankingNetw
     assert tuned_execution(TINY, "auto", tmp_path) is None
     assert tuned_execution(TINY.model_copy(update={"head_width": 9}), "float32", tmp_path) is None
     assert tuned_execution(TINY, "float32", tmp_path / "elsewhere") is None
+
+
+def test_what_was_found_with_another_native_library_does_not_count(
+    network: RankingNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A winner that cannot run any more would keep every replica from starting."""
+    tune(network, "auto", tmp_path)
+    assert tuned_execution(TINY, "auto", tmp_path) is not None
+    other = NativeStatus(not status().available, "changed", None)
+    monkeypatch.setattr("models.tuning.status", lambda: other)
+    assert tuned_execution(TINY, "auto", tmp_path) is None
 
 
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])

@@ -181,6 +181,25 @@ def test_a_stored_winner_must_be_among_the_variants_that_passed(tmp_path: Path) 
     assert not search(asked, store).cached
 
 
+def test_a_winner_without_a_time_is_damage(tmp_path: Path) -> None:
+    asked, store = problem(variant(right)), SearchStore(tmp_path)
+    search(asked, store)
+    held = json.loads(store.path(asked).read_text())
+    held["outcomes"][0]["time_us"] = None
+    store.path(asked).write_text(json.dumps(held))
+    assert not search(asked, store).cached
+
+
+def test_inputs_may_hold_nan() -> None:
+    def given(seed: int) -> Inputs:
+        x, w = inputs(seed)
+        x[0, 0] = float("nan")
+        return x, w
+
+    asked = Problem("double", {}, "float32", given, lambda x, w: x * 2, 1e-6, [variant(lambda x, w: x + x, "sum")])
+    assert search(asked).winner == "sum"
+
+
 @pytest.mark.parametrize("variants", [(), (variant(right), variant(right))])
 def test_variants_are_distinct_and_at_least_one(variants: tuple[Variant, ...]) -> None:
     with pytest.raises(ValueError, match="variants must be distinct"):
