@@ -17,6 +17,7 @@ from benchmarks.harness import interleaved, measure
 from benchmarks.models.subject import Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from kernels.native import status
 from kernels.search import SearchResult, search
 from kernels.search.spaces import standard_problems
 from kernels.segmented_topk import segmented_topk
@@ -70,7 +71,7 @@ def _topk(seed: int, rounds: int) -> list[Measurement]:
         "torch_topk": lambda: torch.topk(tensor, TOPK["k"]),
         "cpu": lambda: segmented_topk(values, ends, TOPK["k"], backend="cpu"),
     }
-    if choose_execution().backend == "native":
+    if status().available:
         calls["native"] = lambda: segmented_topk(values, ends, TOPK["k"], backend="native")
     samples = interleaved(calls, rounds, 1, seed, SystemClock())
     best = min(
