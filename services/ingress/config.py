@@ -44,8 +44,8 @@ class StageBudgets(Config):
 
     preprocess_ms: float = Field(600, gt=0)
     sequence_ms: float = Field(500, gt=0)
-    embedding_ms: float = Field(300, gt=0)
-    speculative_ms: float = Field(200, gt=0)
+    embedding_ms: float = Field(400, gt=0)
+    speculative_ms: float = Field(400, gt=0)
     render_ms: float = Field(3, ge=0)
     events_ms: float = Field(5_000, gt=0)
 
@@ -89,8 +89,8 @@ class IngressConfig(Config):
     limits: ApiLimits = ApiLimits(deadline_ms_min=50)
     tiers: tuple[TierConfig, ...] = Field(
         (
-            TierConfig(name="full", cost_ms=120, rank_ms=60, timeout_ms=400),
-            TierConfig(name="light", cost_ms=40, rank_ms=15, timeout_ms=400),
+            TierConfig(name="full", cost_ms=120, rank_ms=60, timeout_ms=500),
+            TierConfig(name="light", cost_ms=40, rank_ms=15, timeout_ms=500),
         ),
         min_length=1,
         max_length=8,

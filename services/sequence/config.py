@@ -19,6 +19,6 @@ class SequenceConfig(Config):
     """
 
     queue_max: int = Field(64, ge=1)
-    store_timeout_ms: float = Field(100, gt=0)
+    store_timeout_ms: float = Field(200, gt=0)
     cached_users_max: int = Field(10_000, ge=0)
     buffer: BufferConfig = BufferConfig()

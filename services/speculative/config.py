@@ -29,7 +29,7 @@ class SpeculativeConfig(Config):
     vector_dtype: Literal["float16", "float32"] = "float32"
     ttl_s: int = Field(86_400, ge=1)
     pairs_per_user_max: int = Field(512, ge=1, le=100_000)
-    store_timeout_ms: float = Field(100, gt=0)
+    store_timeout_ms: float = Field(200, gt=0)
     fill_timeout_ms: float = Field(1_000, gt=0)
 
 
