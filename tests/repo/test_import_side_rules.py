@@ -25,8 +25,8 @@ CLOCKS = (
     "datetime.date.today",
 )
 STOPWATCH = ("time.perf_counter", "time.perf_counter_ns")
-READS_ENVIRONMENT = ("shared/settings.py", "kernels/backends.py", "kernels/native/build.py")
-"""kernels imports nothing of ours: it asks for TRITON_INTERPRET, which is Triton's, and CXX, the compiler's."""
+READS_ENVIRONMENT = ("shared/settings.py", "kernels/backends.py")
+"""kernels imports nothing of ours: it asks for TRITON_INTERPRET, which is Triton's own."""
 
 # Drawing from a process-wide generator; a generator of one's own (Random(seed), default_rng(seed)) is the way.
 SHARED_RANDOMNESS = (
