@@ -104,7 +104,7 @@ def test_a_service_obeys_its_plan_and_says_so(tmp_path: Path) -> None:
 def test_low_precision_answers_the_golden_request_within_what_the_plan_says() -> None:
     golden, extractor = Golden.from_weights(SOURCE), FeatureExtractor.from_weights(SOURCE)
     golden.check_ranker(CandidateRanker(SOURCE, plan=_plan()), extractor)
-    with pytest.raises(WeightsError, match="do not answer the golden request: (scores|embedding)"):
+    with pytest.raises(WeightsError, match=r"do not answer the golden request: (scores|embedding)"):
         golden.check_ranker(CandidateRanker(SOURCE, plan=_plan(score_error_max=0.0)), extractor)
 
 
