@@ -58,6 +58,9 @@ def weights_url(config: MeshConfig, var_dir: Path) -> str:
 def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
     """Return the newest version that this code can serve and that was trained with exactly this configuration, or None.
 
+    A version that was made of another one (``rankmesh simplify``) keeps that one's training configuration and is not
+    taken for it: who wants it names it.
+
     Args:
         store: Where to look.
         config: The training run.
@@ -65,9 +68,14 @@ def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
     wanted = config.model_dump(mode="json")
     for version in reversed(store.versions()[-LOOKED_AT_MAX:]):
         try:
-            metrics = store.open(version).json("metrics")
+            reader = store.open(version)
+            metrics = reader.json("metrics")
         except WeightsError:  # damaged, or published by something else: no reason not to look further
             continue
-        if metrics.get("train") == wanted and metrics.get("format") == WEIGHTS_FORMAT:
+        if (
+            reader.manifest.derived is None
+            and metrics.get("train") == wanted
+            and metrics.get("format") == WEIGHTS_FORMAT
+        ):
             return Choice(version, metrics, is_new=False)
     return None

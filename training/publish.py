@@ -11,7 +11,7 @@ from models.config import WEIGHTS_FORMAT
 from models.golden import GoldenRequest, add_golden
 from shared.hashing import EntityId
 from shared.schema.user import UserHistory
-from shared.weights import WeightStore
+from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
 from training.data import Dataset
 from training.evaluate import Evaluation
@@ -30,6 +30,7 @@ def publish(
     store: WeightStore,
     train_s: float,
     notes: Mapping[str, Any] | None = None,
+    derived: Derivation | None = None,
 ) -> str:
     """Write a version of the weights.
 
@@ -41,6 +42,7 @@ def publish(
         store: Where to.
         train_s: Seconds that training took.
         notes: More entries of the document ``metrics``: what was done to the model after training.
+        derived: The version that the model was made of; None: it was trained.
 
     Returns:
         The version.
@@ -59,7 +61,7 @@ def publish(
         "evaluations": [evaluation.model_dump(mode="json") for evaluation in evaluations],
         **(notes or {}),
     }
-    with store.writer(None) as writer:
+    with store.writer(derived=derived) as writer:
         for group, tensors in source.groups.items():
             writer.add_tensors(group, tensors)
         for name, document in (source.documents | {"metrics": metrics}).items():

@@ -21,7 +21,7 @@ from models.network import RankingNetwork
 from models.ranker import RequestTensors
 from models.simplify import Removal, num_parameters, simplify
 from shared.errors import ConfigError
-from shared.weights import WeightStore
+from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
 from training.data import Dataset, HistoryReader, Rows, request_batches
 from training.evaluate import Evaluation, calibrate, dataset_of, evaluate_all
@@ -107,7 +107,8 @@ def simplify_version(
     )
     show_report(report, console)
     notes = {"simplified": report.document()}
-    made = publish(smaller, config, dataset, after, store, metrics["train_s"], notes)
+    derived = Derivation(parent=version, made_by="simplify")
+    made = publish(smaller, config, dataset, after, store, metrics["train_s"], notes, derived)
     console.print(f"published weights [bold]{made}[/bold]")
     return made, report
 

@@ -38,8 +38,10 @@ class Plan:
     settings: Settings
 
     @classmethod
-    def of(cls, name: str | None, port: int | None, config: Path | None, train: Path | None) -> Plan:
-        """Read the files that a command line names.
+    def of(
+        cls, name: str | None, port: int | None, config: Path | None, train: Path | None, weights: str | None = None
+    ) -> Plan:
+        """Read the files that a command line names; ``weights`` takes the place of the deployment file's version.
 
         Raises:
             ConfigError: a file breaks a rule, or a mesh of that name runs already.
@@ -54,6 +56,8 @@ class Plan:
                 field="name",
                 value=mesh.name,
             )
+        if weights is not None:
+            mesh = mesh.model_copy(update={"weights": mesh.weights.model_copy(update={"version": weights})})
         train_path = train or QUICK_CONFIG
         return cls(mesh, load_train_config(train_path), train_path, settings)
 

@@ -11,6 +11,7 @@ from cluster.cli.options import (
     NameOption,
     PortOption,
     TrainConfigOption,
+    WeightsOption,
 )
 
 app = typer.Typer()
@@ -22,6 +23,7 @@ def up(
     port: PortOption = None,
     config: ConfigOption = None,
     train: TrainConfigOption = None,
+    weights: WeightsOption = None,
 ) -> None:
     """Start a mesh in the background: data, weights and histories first, where they are not there yet."""
     from rich.console import Console
@@ -34,7 +36,7 @@ def up(
 
     steps = Steps(Console(highlight=False), SystemClock())
     with interrupted_once():
-        running = bring_up(Plan.of(name, port, config, train), steps, detached=True)
+        running = bring_up(Plan.of(name, port, config, train, weights), steps, detached=True)
     samples = running.catalogue.samples
     user_id = samples[0].user_id if samples else None
     mesh = running.mesh

@@ -33,6 +33,14 @@ StoreOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--store", help="Weight store, a folder or URL; default var/weights.", show_default=False),
 ]
+WeightsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        help="Weights version to serve; default: the newest trained with --train's configuration.",
+        show_default=False,
+    ),
+]
 PortOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--port", min=1, max=65_535, help="HTTP port; default from the configuration.", show_default=False),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli.options import ConfigOption, FreeNameOption, PortOption, TrainConfigOption
+from cluster.cli.options import ConfigOption, FreeNameOption, PortOption, TrainConfigOption, WeightsOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,7 @@ def run(
     port: PortOption = None,
     config: ConfigOption = None,
     train: TrainConfigOption = None,
+    weights: WeightsOption = None,
     once: Annotated[bool, typer.Option("--once", help="End everything after the answer.")] = False,
 ) -> None:
     """Bring a mesh up, rank held-out real requests and show one, then serve until Ctrl-C.
@@ -44,7 +45,7 @@ def run(
     steps = Steps(console, SystemClock())
     console.print("[bold]rankmesh[/bold]  six stations, one request", highlight=False)
     with interrupted_once():
-        _run(steps, Plan.of(name, port, config, train), once)
+        _run(steps, Plan.of(name, port, config, train, weights), once)
 
 
 def _run(steps: Steps, plan: Plan, once: bool) -> None:

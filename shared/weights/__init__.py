@@ -5,12 +5,13 @@
 """
 
 from shared.weights.loader import LoadConfig, LoadProgress, ParallelLoader, load_version
-from shared.weights.manifest import Manifest
+from shared.weights.manifest import Derivation, Manifest
 from shared.weights.reader import WeightReader
 from shared.weights.store import WeightStore
 from shared.weights.writer import WeightWriter
 
 __all__ = [
+    "Derivation",
     "LoadConfig",
     "LoadProgress",
     "Manifest",

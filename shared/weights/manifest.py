@@ -162,6 +162,18 @@ class TensorFile(FileEntry):
     tensors: dict[str, TensorEntry]
 
 
+class Derivation(_Part):
+    """Where a version comes from that was not trained but made of another one.
+
+    Args:
+        parent: The version that it was made of.
+        made_by: What made it, e.g. ``simplify``.
+    """
+
+    parent: VersionName
+    made_by: EntryName
+
+
 class Manifest(_Part):
     """All of one weights version.
 
@@ -171,6 +183,7 @@ class Manifest(_Part):
         created: When it was made, ``2026-11-29T20:14:43.123456Z``.
         files: Tensor group -> its file.
         documents: Document name -> its JSON file.
+        derived: What it was made of; None: it was trained.
     """
 
     format_version: Literal[1, 2] = FORMAT_VERSION
@@ -178,6 +191,7 @@ class Manifest(_Part):
     created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}Z$")
     files: dict[EntryName, TensorFile]
     documents: dict[EntryName, FileEntry]
+    derived: Derivation | None = None
 
     @model_validator(mode="after")
     def _layout_holds(self) -> Self:

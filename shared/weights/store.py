@@ -16,6 +16,7 @@ from shared.weights.manifest import (
     DELTAS_NAME,
     MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
+    Derivation,
     Manifest,
     check_version_name,
 )
@@ -91,17 +92,20 @@ class WeightStore:
             raise WeightsError(str(error), version=version, file=MANIFEST_NAME) from error
         return WeightReader(self._fs, f"{self._root}/{version}", self._read_manifest(version))
 
-    def writer(self, version: str | None = None, chunk_bytes: int = CHUNK_BYTES) -> WeightWriter:
+    def writer(
+        self, version: str | None = None, chunk_bytes: int = CHUNK_BYTES, derived: Derivation | None = None
+    ) -> WeightWriter:
         """Start a new version.
 
         Args:
             version: Its name; None: made of the time and the content at ``commit``.
             chunk_bytes: Size of the chunks that loaders read and check on their own.
+            derived: What the version is made of; None: it was trained.
 
         Raises:
             WeightsError: the name is not valid, or the store cannot be written.
         """
-        return WeightWriter(self._fs, self._root, version, self._clock, chunk_bytes)
+        return WeightWriter(self._fs, self._root, version, self._clock, chunk_bytes, derived)
 
     def prune(self, keep: int) -> list[str]:
         """Remove the oldest complete versions with their deltas, and what dead writers and loaders left a day ago.

@@ -26,6 +26,7 @@ from shared.weights.layout import CODES
 from shared.weights.manifest import (
     CHUNK_BYTES,
     MANIFEST_NAME,
+    Derivation,
     FileEntry,
     Manifest,
     TensorEntry,
@@ -54,6 +55,7 @@ class WeightWriter:
         version: Name of the version; None: UTC time and content hash, ``20261129-201443-1a2b3c4d``.
         clock: Where the time of creation comes from.
         chunk_bytes: Size of the chunks that are read and checked on their own.
+        derived: What the version was made of; None: it was trained.
 
     Raises:
         WeightsError: ``version`` is not a valid name, or staging cannot be made.
@@ -66,8 +68,10 @@ class WeightWriter:
         version: str | None,
         clock: Clock,
         chunk_bytes: int = CHUNK_BYTES,
+        derived: Derivation | None = None,
     ) -> None:
         self._chunk_bytes = chunk_bytes
+        self._derived = derived
         self._fs = fs
         self._root = root
         self._clock = clock
@@ -165,6 +169,7 @@ class WeightWriter:
             created=f"{created:%Y-%m-%dT%H:%M:%S.%f}Z",
             files=self._files,
             documents=self._documents,
+            derived=self._derived,
         )
         try:
             if isinstance(self._fs, LocalFileSystem):

@@ -11,14 +11,14 @@ import pytest
 from cluster.config import MeshConfig, WeightsConfig
 from cluster.weights import Choice, find_trained, weights_url
 from models.config import WEIGHTS_FORMAT
-from shared.weights import WeightStore
+from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
 
 QUICK = TrainConfig(name="quick")
 
 
-def publish(store: WeightStore, version: str, **documents: Any) -> None:
-    with store.writer(version) as writer:
+def publish(store: WeightStore, version: str, derived: Derivation | None = None, **documents: Any) -> None:
+    with store.writer(version, derived=derived) as writer:
         writer.add_tensors("dense", {"w": np.zeros(1, np.float32)})
         for name, document in documents.items():
             writer.add_json(name, document)
@@ -54,6 +54,15 @@ def test_versions_of_something_else_are_passed_over(tmp_path: Path) -> None:
     found = find_trained(store, QUICK)
     assert found is not None
     assert found.version == "20260101-000000-aaaaaaaa"
+
+
+def test_a_version_that_was_made_of_another_is_not_taken_for_a_trained_one(tmp_path: Path) -> None:
+    store, trained, smaller = WeightStore(tmp_path), "20260101-000000-aaaaaaaa", "20260102-000000-bbbbbbbb"
+    publish(store, trained, metrics=metrics(QUICK))
+    publish(store, smaller, Derivation(parent=trained, made_by="simplify"), metrics=metrics(QUICK))
+    found = find_trained(store, QUICK)
+    assert found is not None
+    assert found.version == trained
 
 
 @pytest.mark.parametrize(("dataset", "stands_in"), [("ml-1m", False), ("synthetic", True)])

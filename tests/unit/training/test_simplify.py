@@ -10,7 +10,7 @@ from rich.console import Console
 
 from models.random_weights import TINY
 from models.simplify import num_parameters
-from shared.weights import WeightStore
+from shared.weights import Derivation, WeightStore
 from tests.helpers.tiny_dataset import tiny_dataset
 from training.config import TrainConfig
 from training.evaluate import predict
@@ -58,6 +58,8 @@ def test_a_published_version_becomes_a_smaller_one(
     store = WeightStore(str(tmp_path_factory.mktemp("weights")))
     version = publish(model, _CONFIG, tiny_dataset(), [], store, 1.0)
     made, report = simplify_version(store, version, tmp_path_factory.getbasetemp(), 0.0, Console(file=io.StringIO()))
+    assert store.open(version).manifest.derived is None
+    assert store.open(made).manifest.derived == Derivation(parent=version, made_by="simplify")
     metrics = store.open(made).json("metrics")
     assert metrics["simplified"] == report.document()
     assert metrics["train"] == _CONFIG.model_dump(mode="json")
