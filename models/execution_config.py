@@ -27,6 +27,11 @@ class Execution:
     precision: Precision
     reason: str
 
+    @property
+    def name(self) -> str:
+        """Kernels and dtype as one word, as searches and plans name it."""
+        return f"{self.backend}_{self.precision}"
+
     def __str__(self) -> str:
         """Return what a start-up line and a status say."""
         return f"{self.backend} {self.precision} ({self.reason})"

@@ -80,7 +80,7 @@ def execution_problem(
         return _full_pass(_given(network), _given(network))(pooled, counters)
 
     allowed = "float32" if precision == "float32" else "bfloat16"
-    variants = [Variant(f"{each.backend}_{each.precision}", built(each)) for each in executions_of(precision)]
+    variants = [Variant(each.name, built(each)) for each in executions_of(precision)]
     shape = {
         "candidates": NUM_CANDIDATES,
         "layers": config.num_layers,
@@ -119,7 +119,7 @@ def tuned_execution(config: RankerConfig, precision: PrecisionChoice, folder: Pa
     others = ", ".join(f"{name} {time_us / 1e3:.2f}" for name, time_us in times.items() if name != known.winner)
     reason = f"search: {times[known.winner] / 1e3:.2f} ms for {NUM_CANDIDATES} candidates"
     for each in executions_of(precision):
-        if f"{each.backend}_{each.precision}" == known.winner:
+        if each.name == known.winner:
             return Execution(each.backend, each.precision, f"{reason}; {others}" if others else reason)
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kernels.native import status
 from models.calibration import Calibration
-from models.execution import FusedNetwork, choose_execution
+from models.execution import FusedNetwork, choose_execution, executed
 from models.heads import CLICK, probabilities
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
@@ -25,6 +27,7 @@ from models.quantize.formats import FORMATS, Format, formats_of_device
 from models.quantize.measure import ROUNDS, eligible_layers, time_layers, with_formats
 from models.quantize.plan import LayerEvidence, PrecisionPlan, device_name, shapes_digest
 from models.ranker import RequestTensors
+from models.tuning import executions_of
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError
 from shared.weights import WeightStore
@@ -43,6 +46,9 @@ _BATCH_ROWS = 4096
 
 Scores = dict[int, npt.NDArray[np.float32]]
 """depth -> probabilities float32 [N, O]."""
+
+Executed: TypeAlias = RankingNetwork | FusedNetwork
+"""What runs a network on a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class HeldOut:
         return {depth: np.concatenate(found) for depth, found in parts.items()}
 
     @torch.inference_mode()
-    def scores_of(self, network: FusedNetwork) -> Scores:
+    def scores_of(self, network: Executed) -> Scores:
         """Return the scores of every exit by the same network in another form."""
         return {
             depth: np.concatenate(
@@ -163,11 +169,13 @@ def make_plan(
     variants: dict[str, Mapping[str, Format]] = {"fp32": {}, "plan": choice.layers}
     if "bf16_packed" in formats:
         variants["bf16"] = dict.fromkeys(layers, "bf16_packed")
-    stacks = _stacks(network, "bf16_packed" in formats)
+    stacks = _executions(network, "bf16_packed" in formats)
+    stack_changes = {name: held_out.change_of(held_out.scores_of(stack)) for name, stack in stacks.items()}
     passes = _time_passes(network, variants, stacks, counts, clock, rounds)
-    # What a replica runs without a plan and without a loss is the faster of the network and its float32 stack.
-    plain_s = min(passes["fp32"], passes.get("stack_float32", passes["fp32"]))
-    if choice.layers and passes["plan"] >= (1 - GAIN_MIN / 2) * plain_s:
+    # A replica without a plan runs the fastest of these (``rankmesh tune``); one that loses more than the budget is no
+    # rival to a plan that keeps it.
+    rivals = [passes[name] for name in stacks if abs(stack_changes[name]) <= budget]
+    if choice.layers and passes["plan"] >= (1 - GAIN_MIN / 2) * min([passes["fp32"], *rivals]):
         # Alone a layer's time fits its caches; in the whole pass the casts between formats may eat what it saves.
         choice = Choice({}, 0.0, (*choice.rolled_back, *choice.layers))
     return PrecisionPlan(
@@ -183,7 +191,8 @@ def make_plan(
         skipped_formats=skipped,
         rolled_back=choice.rolled_back,
         pass_seconds=passes,
-        stack_ne_changes={name: held_out.change_of(held_out.scores_of(stack)) for name, stack in stacks.items()},
+        without_plan=_without_plan(stacks),
+        stack_ne_changes=stack_changes,
         evidence={
             name: LayerEvidence(
                 shape=(linear.out_features, linear.in_features), seconds=seconds[name], ne_changes=changes[name]
@@ -236,25 +245,38 @@ def show_plan(plan: PrecisionPlan, console: Console) -> None:
     if plan.rolled_back:
         console.print(f"chosen and taken back: {', '.join(plan.rolled_back)}")
     if not plan.layers:
-        console.print("nothing pays here: every layer stays in fp32")
+        console.print(f"nothing pays here: without a plan this machine runs {plan.without_plan}")
     passes = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in plan.pass_seconds.items())
     console.print(f"whole full pass, {'+'.join(map(str, plan.candidate_counts))} candidates: {passes}")
     for name, lost in plan.stack_ne_changes.items():
-        console.print(f"without a plan, {name}: NE {lost:+.2e} relative")
+        mark = ", what runs without a plan" if name == plan.without_plan else ""
+        console.print(f"{name}: NE {lost:+.2e} relative{mark}")
     console.print(
         f"NE {plan.ne_change:+.2e} relative, budget {plan.ne_budget:g}; score error {plan.score_error_max:.1e}"
     )
 
 
-def _stacks(network: RankingNetwork, with_bfloat16: bool) -> dict[str, FusedNetwork]:
-    """Return the packed forms that a replica may run instead of a plan; none for a network that has no such form."""
-    try:
-        stacks = {"stack_float32": FusedNetwork(network, choose_execution("torch", "float32"))}
-        if with_bfloat16:
-            stacks["stack_bfloat16"] = FusedNetwork(network, choose_execution("auto", "bfloat16"))
-    except ConfigError:
-        return {}
-    return stacks
+def _executions(network: RankingNetwork, with_bfloat16: bool) -> dict[str, FusedNetwork]:
+    """Return the packed forms that a replica of this machine may run instead of a plan; none for a network without."""
+    found: dict[str, FusedNetwork] = {}
+    for execution in executions_of("auto"):
+        if execution.backend == "native" and not status().available:
+            continue
+        if execution.precision == "bfloat16" and not with_bfloat16:
+            continue
+        try:
+            runs = executed(network, execution)
+        except ConfigError:
+            continue
+        if isinstance(runs, FusedNetwork):
+            found[execution.name] = runs
+    return found
+
+
+def _without_plan(stacks: Mapping[str, FusedNetwork]) -> str:
+    """Return the name of what a replica of this machine runs without a plan and without a search."""
+    name = choose_execution().name
+    return name if name in stacks else "fp32"
 
 
 @torch.inference_mode()
@@ -286,10 +308,10 @@ def _time_passes(
         for count in counts
     ]
 
-    def spent_s(executed: RankingNetwork | FusedNetwork) -> float:
+    def spent_s(runs: Executed) -> float:
         begin_s = clock.monotonic_s()
         for pooled, counters, layout in inputs:
-            executed.full_pass(state, pooled, counters, None, None, layout)
+            runs.full_pass(state, pooled, counters, None, None, layout)
         return clock.monotonic_s() - begin_s
 
     seconds: dict[str, list[float]] = {name: [] for name in (*variants, *stacks)}

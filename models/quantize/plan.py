@@ -50,8 +50,9 @@ class PrecisionPlan(Config):
         rolled_back: Layers that were chosen one by one and taken back: by the joint check, or all of them because the
             whole pass was not faster.
         pass_seconds: What the whole full pass took, over all counts: ``fp32``, ``bf16`` (every layer), ``plan``, as it
-            was chosen, before it was taken back if it was, and ``stack_float32`` and ``stack_bfloat16``, the packed
-            forms of ``models.execution`` that a replica runs without a plan.
+            was chosen, before it was taken back if it was, and the packed forms that ``models.execution`` has on this
+            device, one of which a replica runs without a plan.
+        without_plan: Name among ``pass_seconds`` of what ``models.execution`` chooses on this device.
         stack_ne_changes: Name of the packed form -> relative change of NE with it, the worst exit's.
         evidence: Layer name -> measurements.
     """
@@ -68,6 +69,7 @@ class PrecisionPlan(Config):
     skipped_formats: dict[Format, str] = Field(default_factory=dict)
     rolled_back: tuple[str, ...] = ()
     pass_seconds: dict[str, float] = Field(default_factory=dict)
+    without_plan: str = ""
     stack_ne_changes: dict[str, float] = Field(default_factory=dict)
     evidence: dict[str, LayerEvidence] = Field(default_factory=dict)
 

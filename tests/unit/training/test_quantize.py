@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from models.execution import choose_execution
 from models.quantize.formats import Format
 from models.random_weights import TINY
 from models.wukong import InteractionLayer
@@ -45,11 +46,20 @@ def _int8_is_fast(
     return {name: {"fp32": 1.0, "int8": 0.4} for name in layers}
 
 
+def _passes(seconds: dict[str, float], stack_s: float) -> Callable[..., dict[str, float]]:
+    """Return a timing that never runs anything: these figures, and one for every packed form of this machine."""
+
+    def time_passes(_: object, variants: object, stacks: Mapping[str, object], *rest: object) -> dict[str, float]:
+        return seconds | dict.fromkeys(stacks, stack_s)
+
+    return time_passes
+
+
 @pytest.fixture
 def _int8_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine does at this size, which is too small for any format to pay."""
     monkeypatch.setattr("training.quantize.time_layers", _int8_is_fast)
-    monkeypatch.setattr("training.quantize._time_passes", lambda *_: {"fp32": 1.0, "bf16": 0.6, "plan": 0.5})
+    monkeypatch.setattr("training.quantize._time_passes", _passes({"fp32": 1.0, "bf16": 0.6, "plan": 0.5}, 0.9))
 
 
 @pytest.fixture
@@ -91,15 +101,25 @@ def test_a_layer_with_an_outlier_stays_in_float32(model: TrainedModel) -> None:
     assert plan.score_error_max > 0
 
 
+@pytest.mark.parametrize(
+    ("plan_s", "stack_s"),
+    [
+        pytest.param(1.1, 2.0, id="the modules are faster"),
+        pytest.param(0.5, 0.4, id="what a replica runs without a plan is faster"),
+    ],
+)
 def test_a_plan_that_does_not_make_the_whole_pass_faster_is_taken_back(
-    model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+    model: TrainedModel, monkeypatch: pytest.MonkeyPatch, plan_s: float, stack_s: float
 ) -> None:
     monkeypatch.setattr("training.quantize.time_layers", _int8_is_fast)
-    monkeypatch.setattr("training.quantize._time_passes", lambda *_: {"fp32": 1.0, "bf16": 1.2, "plan": 1.1})
+    passes = _passes({"fp32": 1.0, "bf16": 1.2, "plan": plan_s}, stack_s)
+    monkeypatch.setattr("training.quantize._time_passes", passes)
     held_out = HeldOut(model, tiny_dataset(), tiny_dataset().split.valid)
     plan = make_plan(held_out, "v", budget=_BUDGET, counts=(8,), rounds=1)
     assert (plan.layers, plan.ne_change, plan.score_error_max) == ({}, 0.0, 0.0)
     assert _OUTLIER in plan.rolled_back
+    assert plan.without_plan == choose_execution().name
+    assert {"torch_float32", plan.without_plan} <= set(plan.stack_ne_changes)
 
 
 @pytest.mark.usefixtures("_int8_pays")
@@ -124,8 +144,16 @@ def test_a_published_version_gets_a_plan_for_this_device(
     plan = quantize_version(store, version, tmp_path, tmp_path / "plans", 2e-4, Console(file=text, width=200))
     assert (tmp_path / "plans" / plan.file_name()).exists()
     assert abs(plan.ne_change) <= 2e-4
-    assert set(plan.pass_seconds) >= {"fp32", "plan", "stack_float32"}
+    assert set(plan.pass_seconds) >= {"fp32", "plan", "torch_float32", plan.without_plan}
     # The packed form in float32 is the same network to rounding.
-    assert abs(plan.stack_ne_changes["stack_float32"]) < 1e-5
-    for word in (version, "layers.0.candidate.up", "whole full pass", "budget 0.0002", "without a plan, stack_float32"):
+    assert abs(plan.stack_ne_changes["torch_float32"]) < 1e-5
+    words = (
+        version,
+        "layers.0.candidate.up",
+        "whole full pass",
+        "budget 0.0002",
+        "torch_float32: NE",
+        "without a plan",
+    )
+    for word in words:
         assert word in text.getvalue()
