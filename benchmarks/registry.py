@@ -79,8 +79,10 @@ BENCHMARKS: dict[str, Entry] = {
         (
             "time_ratio_to_bare",
             "shard_ratio_to_bare",
+            "live_ratio_to_bare",
             "bare_us",
             "shard_us",
+            "live_us",
             "service_us",
             "planned_ratio_to_shard",
             "rows_s",
@@ -117,6 +119,11 @@ BENCHMARKS: dict[str, Entry] = {
         "benchmarks.models.turbo:run",
         "Wukong Turbo on and off: bias, simplification, delegation; three seeds on real data, about 12 minutes",
         ("click_ne_bias", "click_ne_no_bias", "click_ne_simplified", "collectives_sharded", "collectives_delegated"),
+    ),
+    "growth": Entry(
+        "benchmarks.models.growth:run",
+        "activations over 16 layers with and without bias, fresh and trained on a tenth of the data; 5 minutes",
+        ("trained_growth_16_candidate_no_bias", "trained_growth_16_candidate_bias"),
     ),
     "tables": Entry(
         "benchmarks.embedding.tables:run",

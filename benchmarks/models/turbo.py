@@ -25,7 +25,6 @@ from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from models.config import RankerConfig
 from models.flops import candidate_flops, request_flops
-from models.growth import compare_growth
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
@@ -43,9 +42,6 @@ TRAIN_CONFIG = Path("configs/train/quick.yaml")
 NUM_SEEDS = 3
 THRESHOLD = 0.01
 """Largest relative contribution of a unit that the simplified variant loses."""
-
-NUM_LAYERS = 16
-"""Depth at which the growth of activations is measured."""
 
 QUICK_SHARE = 0.02
 NUM_CANDIDATES = 500
@@ -97,7 +93,6 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         *_quality(found, params),
         *_sizes(found, params),
         *_throughput(found, options.seed, QUICK_ROUNDS if options.quick else NUM_ROUNDS, params),
-        *_growth(config.model, options.seed),
         *_delegation(found),
     ]
     return BenchmarkReport(tuple(figures), config.digest())
@@ -182,24 +177,6 @@ def _throughput(found: Sequence[Trained], seed: int, rounds: int, params: dict[s
         if name != "no_bias":
             ratio = samples[name] / samples["no_bias"]
             figures.append(measure(f"time_ratio_{name}_over_no_bias", ratio, "p50", "1", **params))
-    return figures
-
-
-def _growth(config: RankerConfig, seed: int) -> list[Measurement]:
-    """Compare what enters the last norm of a deep, freshly initialised network with what enters the first."""
-    figures = []
-    for bias, layers in compare_growth(config, NUM_LAYERS, seed=seed).items():
-        variant = "bias" if bias else "no_bias"
-        for group in ("history", "request", "candidate"):
-            first, last = getattr(layers[0], group), getattr(layers[-1], group)
-            figures.append(
-                Measurement(
-                    f"growth_{NUM_LAYERS}_{group}_{variant}",
-                    round(last / first, 4),
-                    "1",
-                    params={"first": round(first, 4), "last": round(last, 4)},
-                )
-            )
     return figures
 
 
