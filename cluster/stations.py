@@ -26,6 +26,7 @@ from shared.log import JsonLogger, Level
 from shared.settings import load_settings
 from shared.userlog import StoreConfig
 from shared.weights import WeightReader, WeightStore
+from shared.weights.held import OneVersion
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -183,7 +184,9 @@ class Embedding(Station):
             return tables
 
         tables = quietly(build)
-        self.service = EmbeddingService(config, tables, place.version, self.clock, self.replica, self.logger)
+        self.service = EmbeddingService(
+            config, OneVersion(place.version, tables), self.clock, self.replica, self.logger
+        )
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
         """See ``EmbeddingService.lookup``."""
@@ -210,10 +213,9 @@ class Sequence(Station):
             return encoder
 
         encoder = quietly(build)
-        length = int(weights.json("model")["history_length"])
         log = RedisUserLog(connect(place.store), place.config.user_log())
         self.service = SequenceService(
-            config, encoder, place.version, length, log, self.clock, self.replica, self.logger
+            config, OneVersion(place.version, encoder), log, self.clock, self.replica, self.logger
         )
 
     async def encode(self, task: EncodeTask) -> UserState:
@@ -240,7 +242,9 @@ class Speculative(Station):
         # The one client class has more than this store uses; Redis Cluster's has the same methods.
         client: Any = connect(place.store)
         store = EmbeddingStore(client, config, place.version, self.clock)
-        self.service = SpeculativeService(config, store, place.version, self.clock, self.replica, self.logger)
+        self.service = SpeculativeService(
+            config, OneVersion(place.version, store), self.clock, self.replica, self.logger
+        )
 
     async def lookup(self, task: SpeculativeTask, features: FeatureBatch) -> SpeculativeEmbeddings:
         """See ``SpeculativeService.lookup``."""
@@ -264,7 +268,9 @@ class Foundation(Station):
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
         ranker = quietly(checked_ranker, place, None, self.logger)
-        self.service = FoundationService(part.service, ranker, place.version, self.clock, self.replica, self.logger)
+        self.service = FoundationService(
+            part.service, OneVersion(place.version, ranker), self.clock, self.replica, self.logger
+        )
 
     async def precompute(
         self,
@@ -291,7 +297,7 @@ class Ranking(Station):
         if tier not in (tiers := weights.json("model")["tiers"]):
             raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
         ranker = quietly(checked_ranker, place, Path(config.plans or place.plans), self.logger)
-        self.service = RankingService(config, ranker, place.version, self.clock, self.replica, self.logger)
+        self.service = RankingService(config, OneVersion(place.version, ranker), self.clock, self.replica, self.logger)
 
     async def rank(
         self,

@@ -79,6 +79,11 @@ class RequestEncoder:
         """Build from a weights version."""
         return cls(source, execution)
 
+    @property
+    def history_length(self) -> int:
+        """Newest events L that count."""
+        return self._config.history_length
+
     def encode(self, history: UserHistory, user: EntityId, surface: str, as_of_s: int) -> StateArrays:
         """Encode one request.
 

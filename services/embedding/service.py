@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from models.features import FeatureExtractor
 from models.golden import Golden
@@ -15,7 +18,21 @@ from shared.deadline import Deadline
 from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
+from shared.weights.held import OneVersion, Versions
+
+
+class ShardRows(Protocol):
+    """One shard's rows of one weights version: a ``TableShard``, or one state of a ``LiveTableShard``."""
+
+    @property
+    def num_bytes(self) -> dict[str, int]:
+        """Table -> bytes of this shard's rows."""
+        ...
+
+    def lookup(self, features: FeatureBatch) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the rows of a request: table -> float32 [U_s, D_s]."""
+        ...
 
 
 class EmbeddingService:
@@ -23,8 +40,7 @@ class EmbeddingService:
 
     Args:
         config: Configuration.
-        tables: This shard's part of the tables of a weights version.
-        version: That version.
+        versions: This shard's part of the tables by weights version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -33,8 +49,7 @@ class EmbeddingService:
     def __init__(
         self,
         config: EmbeddingConfig,
-        tables: TableShard,
-        version: str,
+        versions: Versions[ShardRows],
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
@@ -42,8 +57,7 @@ class EmbeddingService:
         self.station = f"embedding:{config.shard}"
         self.meter = Meter(self.station, replica, clock, logger)
         self._shard = config.shard
-        self._tables = tables
-        self._version = version
+        self._versions = versions
         self._clock = clock
         self._replica = replica
 
@@ -58,7 +72,7 @@ class EmbeddingService:
         """
         tables = TableShard(source, config.shard, config.num_shards, config.backend, config.map_dir)
         Golden.from_weights(source).check_shard(tables, FeatureExtractor.from_weights(source))
-        return cls(config, tables, source.version, clock, replica, logger)
+        return cls(config, OneVersion[ShardRows](source.version, tables), clock, replica, logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
         """Return the rows of a request that this shard owns.
@@ -76,11 +90,12 @@ class EmbeddingService:
         """
         with self.meter.call("lookup", features.stamp.request_id) as timer:
             Deadline.after_ms(remaining_ms, self._clock).check(self.station)
-            check_version(features.stamp.version, self._version, self.station)
-            rows = self._tables.lookup(features)
+            version = features.stamp.version
+            tables = await self._versions.get(version, self.station)
+            rows = tables.lookup(features)
             self.meter.add("rows_total", sum(len(part) for part in rows.values()))
             self.meter.computed("lookup", compute_ms := timer.elapsed_ms())
-            stamp = Stamp(features.stamp.request_id, self._version, self.station, self._replica, compute_ms)
+            stamp = Stamp(features.stamp.request_id, version, self.station, self._replica, compute_ms)
             return EmbeddingRows(stamp, self._shard, rows)
 
     def metrics(self) -> bytes:
@@ -92,9 +107,9 @@ class EmbeddingService:
         return {
             "station": self.station,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": self.meter.counters(),
-            "table_bytes": self._tables.num_bytes,
+            "table_bytes": self._versions.newest().num_bytes,
         }
 
     async def check_health(self) -> None:

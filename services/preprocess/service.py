@@ -14,7 +14,8 @@ from shared.deadline import Deadline
 from shared.errors import InvalidRequestError
 from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch, PreprocessTask
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
+from shared.weights.held import OneVersion, Versions
 
 STATION = "preprocess"
 
@@ -24,8 +25,7 @@ class PreprocessService:
 
     Args:
         config: Configuration.
-        extractor: Vocabulary and catalog of a weights version.
-        version: That version.
+        versions: Vocabulary and catalog by weights version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -34,16 +34,14 @@ class PreprocessService:
     def __init__(
         self,
         config: PreprocessConfig,
-        extractor: FeatureExtractor,
-        version: str,
+        versions: Versions[FeatureExtractor],
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._extractor = extractor
-        self._version = version
+        self._versions = versions
         self._clock = clock
         self._replica = replica
 
@@ -63,7 +61,7 @@ class PreprocessService:
         """
         extractor = FeatureExtractor.from_weights(source)
         check_golden(extractor, source)
-        return cls(config, extractor, source.version, clock, replica, logger)
+        return cls(config, OneVersion(source.version, extractor), clock, replica, logger)
 
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
         """Turn the candidates of one request into a feature batch.
@@ -77,17 +75,17 @@ class PreprocessService:
         """
         with self.meter.call("extract", task.request_id) as timer:
             Deadline.after_ms(task.remaining_ms, self._clock).check(STATION)
-            check_version(task.version, self._version, STATION)
+            extractor = await self._versions.get(task.version, STATION)
             count, limit = len(task.candidates), self._config.candidates_max
             if not 1 <= count <= limit:
                 raise InvalidRequestError(
                     f"candidates must be 1 to {limit}, are {count}", field="candidates", limit=limit, value=count
                 )
-            fields = self._extractor.extract(task)
+            fields = extractor.extract(task)
             for feature, number in fields.num_oov.items():
                 self.meter.add("oov_ids_total", number, feature=feature)
             self.meter.computed("extract", compute_ms := timer.elapsed_ms())
-            return fields.stamped(Stamp(task.request_id, self._version, STATION, self._replica, compute_ms))
+            return fields.stamped(Stamp(task.request_id, task.version, STATION, self._replica, compute_ms))
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""
@@ -98,7 +96,7 @@ class PreprocessService:
         return {
             "station": STATION,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": self.meter.counters(),
         }
 

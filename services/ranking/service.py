@@ -25,8 +25,9 @@ from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.ranking import RankedList, RankTask
 from shared.schema.speculative import SpeculativeEmbeddings
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
 from shared.schema.user import UserState
+from shared.weights.held import OneVersion, Versions
 
 
 class RankingService:
@@ -34,8 +35,7 @@ class RankingService:
 
     Args:
         config: Configuration.
-        ranker: The candidate path of a weights version.
-        version: That version.
+        versions: The candidate path by weights version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -44,8 +44,7 @@ class RankingService:
     def __init__(
         self,
         config: RankingConfig,
-        ranker: CandidateRanker,
-        version: str,
+        versions: Versions[CandidateRanker],
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
@@ -53,9 +52,8 @@ class RankingService:
         self.station = f"ranking:{config.tier}"
         self.meter = Meter(self.station, replica, clock, logger, {"tier": (config.tier,)})
         self._tier = config.tier
-        self._ranker = ranker
+        self._versions = versions
         self._worker = Worker(self.station, config.queue_max)
-        self._version = version
         self._clock = clock
         self._replica = replica
 
@@ -78,7 +76,7 @@ class RankingService:
             plan = find_plan(Path(config.plans), source.version, model, logger or JsonLogger())
         ranker = CandidateRanker.from_weights(source, plan=plan)
         Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
-        return cls(config, ranker, source.version, clock, replica, logger)
+        return cls(config, OneVersion(source.version, ranker), clock, replica, logger)
 
     async def rank(
         self,
@@ -105,15 +103,16 @@ class RankingService:
         """
         with self.meter.call("rank", task.request_id):
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
-            check_version(task.version, self._version, self.station)
+            ranker = await self._versions.get(task.version, self.station)
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
-            check_stamps(upstream, task.request_id, self._version, self.station)
-            ranked = await self._worker.run(deadline, self._rank, task, features, state, spec, rows, upstream)
+            check_stamps(upstream, task.request_id, task.version, self.station)
+            ranked = await self._worker.run(deadline, self._rank, ranker, task, features, state, spec, rows, upstream)
             self._count(ranked, features.num_candidates)
             return ranked
 
     def _rank(
         self,
+        ranker: CandidateRanker,
         task: RankTask,
         features: FeatureBatch,
         state: UserState | None,
@@ -123,12 +122,12 @@ class RankingService:
     ) -> RankedList:
         start_s = self._clock.monotonic_s()
         tensors = None if state is None else state.tensors
-        ranking = self._ranker.rank(features, tensors, rows, spec, self._tier, task.limit)
+        ranking = ranker.rank(features, tensors, rows, spec, self._tier, task.limit)
         if not (np.isfinite(ranking.scores).all() and np.isfinite(ranking.values).all()):
             raise StageUnavailableError(f"{self.station} made scores that are not finite", stage=self.station)
         compute_ms = (self._clock.monotonic_s() - start_s) * 1e3
         return RankedList(
-            stamp=Stamp(task.request_id, self._version, self.station, self._replica, compute_ms),
+            stamp=Stamp(task.request_id, task.version, self.station, self._replica, compute_ms),
             order=ranking.order,
             scores=ranking.scores,
             values=ranking.values,
@@ -165,9 +164,9 @@ class RankingService:
         return {
             "station": self.station,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": counters,
-            "execution": str(self._ranker.execution),
+            "execution": str(self._versions.newest().execution),
         }
 
     async def check_health(self) -> None:

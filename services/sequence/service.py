@@ -17,9 +17,10 @@ from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, StoreUnavailableError
 from shared.log import JsonLogger
 from shared.schema.api import Event
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
 from shared.schema.user import EncodeTask, UserHistory, UserState
 from shared.userlog import BufferedUserLog, UserLog
+from shared.weights.held import OneVersion, Versions
 
 STATION = "sequence"
 
@@ -35,9 +36,7 @@ class SequenceService:
 
     Args:
         config: Configuration.
-        encoder: The request-only path of a weights version.
-        version: That version.
-        history_length: Newest events that the encoder reads.
+        versions: The request-only path by weights version.
         log: The user log.
         clock: Time.
         replica: Name of this replica.
@@ -47,9 +46,7 @@ class SequenceService:
     def __init__(
         self,
         config: SequenceConfig,
-        encoder: RequestEncoder,
-        version: str,
-        history_length: int,
+        versions: Versions[RequestEncoder],
         log: UserLog,
         clock: Clock,
         replica: str,
@@ -57,9 +54,7 @@ class SequenceService:
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._encoder = encoder
-        self._history_length = history_length
-        self._version = version
+        self._versions = versions
         self._log = BufferedUserLog(log, config.buffer, clock)
         self._clock = clock
         self._replica = replica
@@ -81,10 +76,9 @@ class SequenceService:
         Raises:
             WeightsError: the weights do not answer their golden request.
         """
-        history_length = int(source.json("model")["history_length"])
         encoder = RequestEncoder.from_weights(source)
         Golden.from_weights(source).check_encoder(encoder)
-        return cls(config, encoder, source.version, history_length, log, clock, replica, logger)
+        return cls(config, OneVersion(source.version, encoder), log, clock, replica, logger)
 
     async def encode(self, task: EncodeTask) -> UserState:
         """Encode one user at one time.
@@ -99,15 +93,15 @@ class SequenceService:
         with self.meter.call("encode", task.request_id) as timer:
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             deadline.check(STATION)
-            check_version(task.version, self._version, STATION)
-            history, degraded = await self._read(task, deadline)
+            encoder = await self._versions.get(task.version, STATION)
+            history, degraded = await self._read(task, encoder.history_length, deadline)
             self.meter.metrics.observe("store_read_ms", timer.elapsed_ms())
-            tensors, compute_ms = await self._worker.run(deadline, self._encode, history, task)
+            tensors, compute_ms = await self._worker.run(deadline, self._encode, encoder, history, task)
             self.meter.computed("encode", compute_ms)
             return UserState(
-                stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
+                stamp=Stamp(task.request_id, task.version, STATION, self._replica, compute_ms),
                 tensors=tensors,
-                history_length=min(len(history), self._history_length),
+                history_length=min(len(history), encoder.history_length),
                 last_event_s=int(history.timestamps_s[-1]) if len(history) else 0,
                 as_of_s=task.as_of_s,
                 degraded=degraded,
@@ -145,9 +139,9 @@ class SequenceService:
         return {
             "station": STATION,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": counters,
-            "execution": str(self._encoder.execution),
+            "execution": str(self._versions.newest().execution),
         }
 
     async def check_health(self) -> None:
@@ -162,15 +156,15 @@ class SequenceService:
             self.meter.add("events_total", self._log.num_buffered, fate="lost")
             self.meter.logger.error("events_lost", error=error, num_lost=self._log.num_buffered)
 
-    def _encode(self, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
+    def _encode(self, encoder: RequestEncoder, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
         timer = Timer(self._clock)
-        return self._encoder.encode(history, task.user, task.surface, task.as_of_s), timer.elapsed_ms()
+        return encoder.encode(history, task.user, task.surface, task.as_of_s), timer.elapsed_ms()
 
-    async def _read(self, task: EncodeTask, deadline: Deadline) -> tuple[UserHistory, str]:
+    async def _read(self, task: EncodeTask, length: int, deadline: Deadline) -> tuple[UserHistory, str]:
         """Return the history to encode, and why it is not the full one."""
         limit_ms = min(self._config.store_timeout_ms, deadline.to_wire_ms())
         try:
-            reading = self._log.read(task.user, task.as_of_s, self._history_length)
+            reading = self._log.read(task.user, task.as_of_s, length)
             history = await Deadline.after_ms(limit_ms, self._clock).run(reading, "user log")
         except (StoreUnavailableError, DeadlineExceededError):
             known = self._histories.last_known(task.user, task.as_of_s)

@@ -25,8 +25,9 @@ from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import PrecomputedBatch, SpeculativeTask
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
 from shared.schema.user import UserState
+from shared.weights.held import OneVersion, Versions
 
 STATION = "foundation"
 
@@ -36,8 +37,7 @@ class FoundationService:
 
     Args:
         config: Configuration.
-        ranker: The candidate path of a weights version.
-        version: That version.
+        versions: The candidate path by weights version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -46,17 +46,15 @@ class FoundationService:
     def __init__(
         self,
         config: FoundationConfig,
-        ranker: CandidateRanker,
-        version: str,
+        versions: Versions[CandidateRanker],
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._ranker = ranker
+        self._versions = versions
         self._worker = Worker(STATION, config.queue_max)
-        self._version = version
         self._clock = clock
         self._replica = replica
 
@@ -76,7 +74,7 @@ class FoundationService:
         """
         ranker = CandidateRanker.from_weights(source)
         Golden.from_weights(source).check_ranker(ranker, FeatureExtractor.from_weights(source))
-        return cls(config, ranker, source.version, clock, replica, logger)
+        return cls(config, OneVersion(source.version, ranker), clock, replica, logger)
 
     async def precompute(
         self,
@@ -104,16 +102,18 @@ class FoundationService:
         """
         with self.meter.call("precompute", task.request_id):
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
-            check_version(task.version, self._version, STATION)
+            ranker = await self._versions.get(task.version, STATION)
             stamps = [part.stamp for part in (features, state, *rows) if part is not None]
-            check_stamps(stamps, task.request_id, self._version, STATION)
+            check_stamps(stamps, task.request_id, task.version, STATION)
             self._check_positions(positions, features.num_candidates)
             tensors = None if state is None else state.tensors
-            vectors, compute_ms = await self._worker.run(deadline, self._embed, features, positions, tensors, rows)
+            vectors, compute_ms = await self._worker.run(
+                deadline, self._embed, ranker, features, positions, tensors, rows
+            )
             self.meter.add("pairs_total", len(positions))
             self.meter.computed("precompute", compute_ms)
             return PrecomputedBatch(
-                stamp=Stamp(task.request_id, self._version, STATION, self._replica, compute_ms),
+                stamp=Stamp(task.request_id, task.version, STATION, self._replica, compute_ms),
                 candidate_keys=features.candidate_keys[positions],
                 group_keys=features.group_keys[positions],
                 vectors=vectors,
@@ -130,9 +130,9 @@ class FoundationService:
         return {
             "station": STATION,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": counters,
-            "execution": str(self._ranker.execution),
+            "execution": str(self._versions.newest().execution),
         }
 
     async def check_health(self) -> None:
@@ -144,13 +144,14 @@ class FoundationService:
 
     def _embed(
         self,
+        ranker: CandidateRanker,
         features: FeatureBatch,
         positions: npt.NDArray[np.int32],
         tensors: dict[str, npt.NDArray[np.float32]] | None,
         rows: tuple[EmbeddingRows | None, ...],
     ) -> tuple[npt.NDArray[np.float32], float]:
         timer = Timer(self._clock)
-        vectors = self._ranker.embed(features, positions, tensors, rows)
+        vectors = ranker.embed(features, positions, tensors, rows)
         if not np.isfinite(vectors).all():
             raise StageUnavailableError("the foundation pass made embeddings that are not finite", stage=STATION)
         return vectors, timer.elapsed_ms()

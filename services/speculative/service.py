@@ -17,7 +17,8 @@ from shared.errors import DeadlineExceededError, InvalidRequestError, StoreUnava
 from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
-from shared.schema.stamp import Stamp, check_version
+from shared.schema.stamp import Stamp
+from shared.weights.held import Versions
 
 STATION = "speculative"
 
@@ -27,8 +28,7 @@ class SpeculativeService:
 
     Args:
         config: Configuration.
-        store: The embeddings, of one weights version.
-        version: That weights version.
+        versions: The stored embeddings by weights version.
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
@@ -37,16 +37,14 @@ class SpeculativeService:
     def __init__(
         self,
         config: SpeculativeConfig,
-        store: EmbeddingStore,
-        version: str,
+        versions: Versions[EmbeddingStore],
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
-        self._store = store
-        self._version = version
+        self._versions = versions
         self._clock = clock
         self._replica = replica
 
@@ -62,18 +60,18 @@ class SpeculativeService:
         with self.meter.call("lookup", features.stamp.request_id) as timer:
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             deadline.check(STATION)
-            check_version(task.version, self._version, STATION)
-            check_stamps([features.stamp], task.request_id, self._version, STATION)
+            store = await self._versions.get(task.version, STATION)
+            check_stamps([features.stamp], task.request_id, task.version, STATION)
             try:
-                vectors, levels = await self._lookup(task, features, deadline)
+                vectors, levels = await self._lookup(store, task, features, deadline)
             except (StoreUnavailableError, DeadlineExceededError) as error:
                 self.meter.note(f"lookup_{error.code}")
-                vectors = np.zeros((features.num_candidates, self._config.width), np.float32)
+                vectors = np.zeros((features.num_candidates, store.width), np.float32)
                 levels = np.full(features.num_candidates, HitLevel.NONE, np.int8)
             for level in HitLevel:
                 self.meter.add("candidates_total", int((levels == level).sum()), level=level.label)
             self.meter.computed("lookup", compute_ms := timer.elapsed_ms())
-            stamp = Stamp(task.request_id, self._version, STATION, self._replica, compute_ms)
+            stamp = Stamp(task.request_id, task.version, STATION, self._replica, compute_ms)
             return SpeculativeEmbeddings(stamp, vectors, levels)
 
     async def fill(self, task: SpeculativeTask, batch: PrecomputedBatch) -> int:
@@ -88,16 +86,16 @@ class SpeculativeService:
             StoreUnavailableError: the store cannot be reached or is too slow.
         """
         with self.meter.call("fill", task.request_id):
-            check_version(task.version, self._version, STATION)
-            check_stamps([batch.stamp], task.request_id, self._version, STATION)
-            if batch.vectors.ndim != 2 or batch.vectors.shape[1] != self._config.width:
-                shape, width = list(batch.vectors.shape), self._config.width
+            store = await self._versions.get(task.version, STATION)
+            check_stamps([batch.stamp], task.request_id, task.version, STATION)
+            if batch.vectors.ndim != 2 or batch.vectors.shape[1] != store.width:
+                shape, width = list(batch.vectors.shape), store.width
                 raise InvalidRequestError(
                     f"vectors must be [K, {width}], are {shape}", field="vectors", limit=width, value=str(shape)
                 )
             deadline = Deadline.after_ms(self._config.fill_timeout_ms, self._clock)
             try:
-                num_stored = await deadline.run(self._store.write(task.user, batch), STATION)
+                num_stored = await deadline.run(store.write(task.user, batch), STATION)
             except DeadlineExceededError as error:
                 raise StoreUnavailableError(error.message, stage=STATION) from error
             self.meter.add("stored_total", num_stored)
@@ -112,7 +110,7 @@ class SpeculativeService:
         return {
             "station": STATION,
             "replica": self._replica,
-            "version": self._version,
+            **self._versions.report().body(),
             "counters": self.meter.counters(),
         }
 
@@ -120,10 +118,10 @@ class SpeculativeService:
         """Answer the mesh's health check; a store that is out of reach lowers hit levels, it does not end replicas."""
 
     async def _lookup(
-        self, task: SpeculativeTask, features: FeatureBatch, deadline: Deadline
+        self, store: EmbeddingStore, task: SpeculativeTask, features: FeatureBatch, deadline: Deadline
     ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.int8]]]:
         limit_ms = min(self._config.store_timeout_ms, deadline.to_wire_ms())
-        reading = self._store.read(task.user, task.as_of_s)
+        reading = store.read(task.user, task.as_of_s)
         records = await Deadline.after_ms(limit_ms, self._clock).run(reading, STATION)
         return resolve(
             features.candidate_keys,

@@ -2,7 +2,8 @@
 
 A field is a candidate's key, its value one fixed-size record. The whole hash is bounded and small (512 pairs of width
 16: 50 KB), so a look-up reads all of it in one round trip and finds exact pairs and the aggregate over an ad group in
-the same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake.
+the same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake. One of another
+state of the same version, with more or fewer deltas, takes the same place and says which: it is not read either.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shared.clock import Clock
 from shared.errors import StoreUnavailableError
 from shared.hashing import EntityId, store_token
 from shared.schema.speculative import PrecomputedBatch
+from shared.weights.deltas import parse_stamp
 
 Records = npt.NDArray[np.void]
 
@@ -46,7 +48,8 @@ class HashClient(Protocol):
 def record_type(width: int, vector_dtype: str) -> np.dtype[np.void]:
     """Return the layout of one stored embedding, little-endian, without padding."""
     vector = {"float16": "<f2", "float32": "<f4"}[vector_dtype]
-    fields = [("key", "<i8"), ("group", "<i8"), ("as_of_s", "<i8"), ("written_s", "<i8"), ("vector", vector, (width,))]
+    numbers = [(name, "<i8") for name in ("key", "group", "as_of_s", "written_s", "sequence")]
+    fields = [*numbers, ("vector", vector, (width,))]
     return cast(np.dtype[np.void], np.dtype(cast(Any, fields)))
 
 
@@ -56,16 +59,21 @@ class EmbeddingStore:
     Args:
         client: A ``redis.asyncio`` client that does not decode responses.
         config: Names, bounds and layout.
-        version: Weights version; part of every key.
+        version: Stamp of the weights; its version is part of every key, the number of its last delta of every record.
         clock: Wall clock for the time to live.
     """
 
     def __init__(self, client: HashClient, config: SpeculativeConfig, version: str, clock: Clock) -> None:
         self._client = client
         self._config = config
-        self._version = version
+        self._version, self._sequence = parse_stamp(version)
         self._clock = clock
         self._type = record_type(config.width, config.vector_dtype)
+
+    @property
+    def width(self) -> int:
+        """E of the weights version."""
+        return self._config.width
 
     def key(self, user: EntityId) -> str:
         """Return the store key of a user's hash; the braces keep it on one node of a cluster."""
@@ -85,6 +93,7 @@ class EmbeddingStore:
         records = self._parse(values)
         oldest_s = int(self._clock.now_s()) - self._config.ttl_s
         live = (records["as_of_s"] <= as_of_s) & (records["written_s"] > oldest_s)
+        live &= records["sequence"] == self._sequence
         live &= np.isfinite(records["vector"]).all(axis=1)
         records = records[live]
         return records[np.argsort(records["key"], kind="stable")]
@@ -105,6 +114,7 @@ class EmbeddingStore:
         records["group"] = batch.group_keys[finite]
         records["as_of_s"] = batch.as_of_s
         records["written_s"] = int(self._clock.now_s())
+        records["sequence"] = self._sequence
         records["vector"] = batch.vectors[finite]
         records = records[-self._config.pairs_per_user_max :]
         if len(records) == 0:

@@ -14,7 +14,7 @@ from models.random_weights import random_weights
 from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
-from services.embedding.service import EmbeddingService
+from services.embedding.service import EmbeddingService, ShardRows
 from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
@@ -35,6 +35,7 @@ from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.api import ApiLimits, RankRequest, RankResponse
 from shared.userlog import MemoryUserLog
+from shared.weights.held import OneVersion
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.fake_stations import FakeDirectory
 from tests.helpers.faulty import FaultyService
@@ -160,16 +161,13 @@ class LocalMesh:
         version, clock, logger = source.version, self.clock, self._logger
         speculative = SpeculativeConfig(width=parts.config.speculative_width, store_timeout_ms=30_000)
         store = EmbeddingStore(self.redis, speculative, version, clock)
-        length = parts.config.history_length
         return {
             "preprocess": PreprocessService(
-                PreprocessConfig(), parts.extractor, version, clock, "preprocess-0", logger
+                PreprocessConfig(), OneVersion(version, parts.extractor), clock, "preprocess-0", logger
             ),
             "sequence": SequenceService(
                 SequenceConfig(store_timeout_ms=30_000),
-                parts.encoder,
-                version,
-                length,
+                OneVersion(version, parts.encoder),
                 self.log,
                 clock,
                 "sequence-0",
@@ -178,19 +176,24 @@ class LocalMesh:
             **{
                 f"embedding:{shard}": EmbeddingService(
                     EmbeddingConfig(shard=shard, num_shards=self.config.num_shards),
-                    tables,
-                    version,
+                    OneVersion[ShardRows](version, tables),
                     clock,
                     f"embedding-{shard}-0",
                     logger,
                 )
                 for shard, tables in enumerate(parts.tables)
             },
-            "speculative": SpeculativeService(speculative, store, version, clock, "speculative-0", logger),
-            "foundation": FoundationService(FoundationConfig(), parts.ranker, version, clock, "foundation-0", logger),
+            "speculative": SpeculativeService(speculative, OneVersion(version, store), clock, "speculative-0", logger),
+            "foundation": FoundationService(
+                FoundationConfig(), OneVersion(version, parts.ranker), clock, "foundation-0", logger
+            ),
             **{
                 f"ranking:{tier.name}": RankingService(
-                    RankingConfig(tier=tier.name), parts.ranker, version, clock, f"ranking-{tier.name}-0", logger
+                    RankingConfig(tier=tier.name),
+                    OneVersion(version, parts.ranker),
+                    clock,
+                    f"ranking-{tier.name}-0",
+                    logger,
                 )
                 for tier in self.config.tiers
             },

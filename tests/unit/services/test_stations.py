@@ -14,7 +14,7 @@ from models.features import FeatureExtractor
 from models.random_weights import random_weights
 from models.stations import CandidateRanker, Ranking, TableShard
 from services.embedding.config import EmbeddingConfig
-from services.embedding.service import EmbeddingService
+from services.embedding.service import EmbeddingService, ShardRows
 from services.preprocess.config import PreprocessConfig
 from services.preprocess.service import PreprocessService
 from services.ranking.config import RankingConfig
@@ -34,6 +34,7 @@ from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch, PreprocessTask
 from shared.schema.ranking import RankTask
 from shared.schema.speculative import SpeculativeTask
+from shared.weights.held import OneVersion
 from tests.helpers.waiting import until
 
 SOURCE = random_weights()
@@ -48,12 +49,16 @@ def logger() -> JsonLogger:
 
 
 def preprocess(**config: Any) -> PreprocessService:
-    return PreprocessService(PreprocessConfig(**config), EXTRACTOR, VERSION, ManualClock(), "preprocess-0", logger())
+    return PreprocessService(
+        PreprocessConfig(**config), OneVersion(VERSION, EXTRACTOR), ManualClock(), "preprocess-0", logger()
+    )
 
 
 def shard(index: int) -> EmbeddingService:
     config = EmbeddingConfig(shard=index, num_shards=2)
-    return EmbeddingService(config, SHARDS[index], VERSION, ManualClock(), f"embedding-{index}-0", logger())
+    return EmbeddingService(
+        config, OneVersion[ShardRows](VERSION, SHARDS[index]), ManualClock(), f"embedding-{index}-0", logger()
+    )
 
 
 def pre_task(candidates: list[Any] | None = None, **fields: Any) -> PreprocessTask:
@@ -73,7 +78,9 @@ def rank_task(**fields: Any) -> RankTask:
 
 @pytest.fixture
 async def ranking() -> AsyncIterator[RankingService]:
-    service = RankingService(RankingConfig(tier="full"), RANKER, VERSION, ManualClock(), "ranking-full-0", logger())
+    service = RankingService(
+        RankingConfig(tier="full"), OneVersion(VERSION, RANKER), ManualClock(), "ranking-full-0", logger()
+    )
     yield service
     await service.aclose()
 
@@ -81,7 +88,7 @@ async def ranking() -> AsyncIterator[RankingService]:
 @pytest.fixture
 async def foundation() -> AsyncIterator[FoundationService]:
     config = FoundationConfig(candidates_max=2)
-    service = FoundationService(config, RANKER, VERSION, ManualClock(), "foundation-0", logger())
+    service = FoundationService(config, OneVersion(VERSION, RANKER), ManualClock(), "foundation-0", logger())
     yield service
     await service.aclose()
 
@@ -184,7 +191,9 @@ class _NotFinite(CandidateRanker):
 
 
 async def test_scores_that_are_not_finite_never_leave() -> None:
-    service = RankingService(RankingConfig(tier="full"), _NotFinite(), VERSION, ManualClock(), "r-0", logger())
+    service = RankingService(
+        RankingConfig(tier="full"), OneVersion(VERSION, _NotFinite()), ManualClock(), "r-0", logger()
+    )
     features, rows = await inputs()
     with pytest.raises(StageUnavailableError, match="not finite"):
         await service.rank(rank_task(), features, None, None, *rows)

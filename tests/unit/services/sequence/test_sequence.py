@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from models.random_weights import random_weights
+from models.random_weights import TINY, random_weights
 from models.stations import RequestEncoder
 from services.sequence.config import SequenceConfig
 from services.sequence.service import SequenceService
@@ -17,12 +17,13 @@ from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.user import EncodeTask, UserHistory
 from shared.userlog import BufferConfig, MemoryUserLog, UserLog
+from shared.weights.held import OneVersion
 from tests.helpers.faulty import HANG, FaultyService
 from tests.helpers.waiting import as_time_passes
 
-SOURCE = random_weights()
-ENCODER = RequestEncoder.from_weights(SOURCE)
 LENGTH = 6
+SOURCE = random_weights(TINY.model_copy(update={"history_length": LENGTH}))
+ENCODER = RequestEncoder.from_weights(SOURCE)
 
 
 class Rig:
@@ -36,9 +37,7 @@ class Rig:
         buffer = BufferConfig(events_max=5, retry_interval_ms=100)
         self.service = SequenceService(
             SequenceConfig(store_timeout_ms=20, buffer=buffer, **config),
-            ENCODER,
-            SOURCE.version,
-            LENGTH,
+            OneVersion(SOURCE.version, ENCODER),
             cast(UserLog, self.door),
             self.clock,
             "sequence-0",

@@ -16,6 +16,7 @@ from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeTask
 from shared.schema.stamp import Stamp
+from shared.weights.held import OneVersion
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.waiting import as_time_passes
 
@@ -59,7 +60,7 @@ def redis() -> FakeRedis:
 def service(redis: FakeRedis) -> SpeculativeService:
     config = SpeculativeConfig(width=WIDTH, store_timeout_ms=10, fill_timeout_ms=10)
     store = EmbeddingStore(redis, config, "v1", CLOCK)
-    return SpeculativeService(config, store, "v1", CLOCK, "speculative-0", JsonLogger(stream=io.StringIO()))
+    return SpeculativeService(config, OneVersion("v1", store), CLOCK, "speculative-0", JsonLogger(stream=io.StringIO()))
 
 
 def test_exact_pair_before_ad_group_before_none() -> None:

@@ -1,0 +1,268 @@
+"""Which weights versions a replica answers for: several at once, so that no request meets a change half done.
+
+A request names its version at every station (a stamp: a version, or a version and the number of its last delta). Who
+orders updates tells every replica which stamps to hold; it has requests made with a new one only when all replicas hold
+it, and lets go of an old one only when no request can ask for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from shared.errors import RankMeshError, VersionMismatchError
+from shared.schema.stamp import check_version
+from shared.weights.deltas import parse_stamp
+
+PartT = TypeVar("PartT")
+PartT_co = TypeVar("PartT_co", covariant=True)
+
+BASES_MAX: Final = 3
+"""Whole versions that a replica holds at once: the one that serves, the one before it, and the one that comes."""
+
+REFUSALS_MAX: Final = 8
+"""Refused stamps that are remembered; the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReport:
+    """What a replica holds.
+
+    Args:
+        held: Stamps that it answers for, oldest first.
+        refused: Stamp -> why it does not hold it although it was told to.
+        loading: Versions that it is reading now.
+    """
+
+    held: tuple[str, ...]
+    refused: dict[str, str]
+    loading: tuple[str, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of a replica's status."""
+        return {
+            "version": self.held[-1] if self.held else None,
+            "held": list(self.held),
+            "refused": dict(self.refused),
+            "loading": list(self.loading),
+        }
+
+
+class Series(Protocol[PartT_co]):
+    """One version and its deltas, as parts that serve."""
+
+    def advance(self, sequence: int) -> None:
+        """Take up the state after a delta; blocks, and leaves everything as it was when it fails.
+
+        Raises:
+            RankMeshError: the delta is not there, is not the next one, or does not fit.
+        """
+        ...
+
+    def at(self, stamp: str) -> PartT_co:
+        """Return the part of a held state.
+
+        Raises:
+            VersionMismatchError: it is not held.
+        """
+        ...
+
+    def stamps(self) -> tuple[str, ...]:
+        """Return the held states, oldest first; the last one is the newest."""
+        ...
+
+    def keep(self, stamps: Collection[str]) -> None:
+        """Let go of all states but these and the newest, and of these not before told to."""
+        ...
+
+
+class Versions(Protocol[PartT_co]):
+    """What a service takes its weights from."""
+
+    async def get(self, version: str, station: str) -> PartT_co:
+        """Return the part of the version that a request asks for.
+
+        Raises:
+            VersionMismatchError: this replica does not hold it.
+        """
+        ...
+
+    def newest(self) -> PartT_co:
+        """Return the part of the state that was taken up last."""
+        ...
+
+    def report(self) -> HeldReport:
+        """Return what is held."""
+        ...
+
+
+class OneVersion(Generic[PartT]):
+    """A version that never changes.
+
+    Args:
+        version: Its name.
+        part: What answers for it.
+    """
+
+    def __init__(self, version: str, part: PartT) -> None:
+        self._version = version
+        self._part = part
+
+    async def get(self, version: str, station: str) -> PartT:
+        """Return the part.
+
+        Raises:
+            VersionMismatchError: another version is asked for.
+        """
+        check_version(version, self._version, station)
+        return self._part
+
+    def newest(self) -> PartT:
+        """Return the part."""
+        return self._part
+
+    def report(self) -> HeldReport:
+        """Return the one version."""
+        return HeldReport((self._version,), {})
+
+
+class HeldVersions(Generic[PartT]):
+    """The versions of one replica, which change while it serves.
+
+    Args:
+        open_series: Reads a version and checks it; blocks.
+        thread: Where versions are read and deltas applied, beside the event loop that answers requests. Two workers:
+            a version that takes minutes to read must not hold up the deltas of the one that serves.
+    """
+
+    def __init__(self, open_series: Callable[[str], Series[PartT]], thread: Executor) -> None:
+        self._open = open_series
+        self._thread = thread
+        self._series: dict[str, Series[PartT]] = {}
+        self._refused: dict[str, str] = {}
+        self._bringing: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, stamps: Sequence[str]) -> None:
+        """Take up versions before the replica serves; blocks.
+
+        Raises:
+            RankMeshError: one of them cannot be had.
+        """
+        for base, sequences in _by_base(stamps).items():
+            self._series[base] = series = self._open(base)
+            for sequence in sequences:
+                series.advance(sequence)
+            series.keep(stamps)
+
+    async def hold(self, stamps: Sequence[str], wait_s: float) -> HeldReport:
+        """Take up these states, and when all are there let go of all others; what fails changes nothing.
+
+        Args:
+            stamps: All that requests may ask for, in any order.
+            wait_s: Longest wait; what takes longer goes on, and is found by the next call.
+        """
+        wanted = _by_base(stamps)
+        tasks = [self._bring(base, sequences) for base, sequences in wanted.items()]
+        await asyncio.wait(tasks, timeout=wait_s)
+        if all(self._holds(stamp) for stamp in stamps):
+            for base in [base for base in self._series if base not in wanted]:
+                del self._series[base]
+            for series in self._series.values():
+                series.keep(stamps)
+        self._refused = {stamp: reason for stamp, reason in self._refused.items() if stamp in stamps}
+        return self.report()
+
+    async def get(self, version: str, station: str) -> PartT:
+        """Return the part of a version; one that is some deltas ahead is caught up with.
+
+        A replica that starts while the others are told of a delta would miss it: it learns of it by the first request.
+
+        Raises:
+            VersionMismatchError: it is not held and cannot be reached by deltas.
+        """
+        if (part := self._find(version)) is not None:
+            return part
+        if self._is_ahead(version):
+            base, sequence = parse_stamp(version)
+            await asyncio.wait([self._bring(base, [sequence])])
+            if (part := self._find(version)) is not None:
+                return part
+        held = ", ".join(self.report().held)
+        raise VersionMismatchError(
+            f"{station} holds weights {held}, asked for {version}", asked=version, held=held, station=station
+        )
+
+    def newest(self) -> PartT:
+        """Return the part of the state that was taken up last, of the version that was read last."""
+        series = list(self._series.values())[-1]
+        return series.at(series.stamps()[-1])
+
+    def report(self) -> HeldReport:
+        """Return what is held."""
+        held = tuple(stamp for series in self._series.values() for stamp in series.stamps())
+        loading = tuple(base for base in self._bringing if base not in self._series)
+        return HeldReport(held, dict(self._refused), loading)
+
+    def _find(self, version: str) -> PartT | None:
+        series = self._series.get(version.partition("+")[0])
+        if series is None:
+            return None
+        try:
+            return series.at(version)
+        except VersionMismatchError:
+            return None
+
+    def _holds(self, stamp: str) -> bool:
+        series = self._series.get(stamp.partition("+")[0])
+        return series is not None and stamp in series.stamps()
+
+    def _is_ahead(self, version: str) -> bool:
+        base, sequence = parse_stamp(version)
+        series = self._series.get(base)
+        return series is not None and sequence > parse_stamp(series.stamps()[-1])[1]
+
+    def _bring(self, base: str, sequences: Sequence[int]) -> asyncio.Task[None]:
+        """Return the task that takes up states of a version; one at a time for each version."""
+        before = self._bringing.get(base)
+        task = asyncio.get_running_loop().create_task(self._take_up(base, sequences, before), name=f"weights {base}")
+        self._bringing[base] = task
+        task.add_done_callback(lambda done: self._bringing.pop(base) if self._bringing.get(base) is done else None)
+        return task
+
+    async def _take_up(self, base: str, sequences: Sequence[int], before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        loop = asyncio.get_running_loop()
+        stamp = base
+        try:
+            if base not in self._series:
+                if len(self._series) >= BASES_MAX:
+                    raise VersionMismatchError(
+                        f"{len(self._series)} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base
+                    )
+                self._series[base] = await loop.run_in_executor(self._thread, self._open, base)
+            series = self._series[base]
+            for sequence in sequences:
+                stamp = f"{base}+{sequence}" if sequence else base
+                if stamp not in series.stamps():
+                    await loop.run_in_executor(self._thread, series.advance, sequence)
+                self._refused.pop(stamp, None)
+        except RankMeshError as error:
+            self._refuse(stamp, error.message)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign version breaks in, this replica goes on serving
+            self._refuse(stamp, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, stamp: str, reason: str) -> None:
+        kept = list(self._refused.items())[-(REFUSALS_MAX - 1) :]
+        self._refused = dict(kept) | {stamp: reason}
+
+
+def _by_base(stamps: Iterable[str]) -> dict[str, list[int]]:
+    """Return version -> numbers of its states, ascending."""
+    found: dict[str, list[int]] = {}
+    for base, sequence in sorted(map(parse_stamp, dict.fromkeys(stamps))):
+        found.setdefault(base, []).append(sequence)
+    return found
