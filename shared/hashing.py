@@ -17,6 +17,9 @@ EntityId: TypeAlias = int | str
 ID_MAX = 2**63 - 1
 """Largest integer id that the API accepts."""
 
+ID_CHARS_MAX = 256
+"""Most characters of an id that is a text."""
+
 _SIGN = 1 << 63
 
 

@@ -15,8 +15,8 @@ from services.ingress.body import JSON, MEDIA_TYPES
 from services.ingress.config import IngressConfig
 from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
 from services.ingress.routing import AUTO
-from shared.hashing import ID_MAX
-from shared.schema.api import ID_CHARS_MAX, ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
+from shared.hashing import ID_CHARS_MAX, ID_MAX
+from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
 
 Document = dict[str, Any]
 

@@ -21,9 +21,8 @@ from pydantic import (
 )
 
 from shared.config import Config
-from shared.hashing import ID_MAX
+from shared.hashing import ID_CHARS_MAX, ID_MAX
 
-ID_CHARS_MAX = 256
 CANDIDATES_CEILING = 10_000
 TIMESTAMP_MAX_S = 2**40
 
@@ -166,6 +165,9 @@ class Event(_Body):
         ge=0, le=1e6, description="what it is worth to the model, here the rating 0.5 to 5"
     )
     timestamp_s: StrictInt = Field(ge=0, le=TIMESTAMP_MAX_S)
+    source: Name | None = Field(
+        None, description="where it happened; one of the deployment's sources, default the first"
+    )
 
 
 class EventsRequest(_Body):

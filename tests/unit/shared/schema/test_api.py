@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.hashing import ID_MAX
+from shared.hashing import ID_CHARS_MAX, ID_MAX
 from shared.schema.api import (
     CANDIDATES_CEILING,
-    ID_CHARS_MAX,
     TIMESTAMP_MAX_S,
     ApiLimits,
     ErrorBody,
