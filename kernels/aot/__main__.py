@@ -19,6 +19,9 @@ OPERATORS = (
     "grouped_gemm",
     "segmented_topk",
     "horizontal_linear",
+    "jagged_attention",
+    "gdpa",
+    "jagged_norm",
 )
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden" / "kernels_sm90.json"
 

@@ -16,6 +16,7 @@ from kernels.broadcast_attention import broadcast_attention
 from kernels.broadcast_gemm import BroadcastGemm, BroadcastTokenGemm
 from kernels.fm_block import fm_block
 from kernels.gpu_check.check import Check, Prepared
+from kernels.gpu_check.jagged_cases import jagged_checks
 from kernels.gpu_check.more_cases import grouped_checks, horizontal_checks, lowp_checks, topk_checks
 from kernels.tolerance import tolerance
 
@@ -37,6 +38,7 @@ def all_checks() -> list[Check]:
         *grouped_checks(),
         *horizontal_checks(),
         *topk_checks(),
+        *jagged_checks(),
     ]
 
 

@@ -127,7 +127,7 @@ def test_the_plan_covers_every_operator_small_and_real() -> None:
     operators = {check.op for check in CHECKS}
     assert operators == {
         "broadcast_gemm", "broadcast_token_gemm", "fm_block", "broadcast_attention", "lowp_linear", "grouped_gemm",
-        "horizontal_linear", "segmented_topk",
+        "horizontal_linear", "segmented_topk", "jagged_attention", "gdpa", "jagged_norm",
     }  # fmt: skip
     for op in operators:
         assert {check.is_timed for check in CHECKS if check.op == op} == {True, False}
