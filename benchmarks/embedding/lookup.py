@@ -2,8 +2,9 @@
 
 One shard of two, one thread, one process, a batch of one request: its distinct rows as every shard sees them. The bare
 call is FBGEMM's inference module with this shard's ids ready as 32-bit tensors; the service starts from the message
-that it receives and ends with the one that it sends: ownership, bounds, look-up, deadline, version, metrics. All in one
-run, in turn, so the ratio holds on a busy machine; the microseconds do not.
+that it receives and ends with the one that it sends: ownership, bounds, look-up, deadline, version, metrics. ``live``
+is the shard whose rows may be updated while it serves, after an update that moved a tenth of them. All in one run, in
+turn, so the ratio holds on a busy machine; the microseconds do not.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from models.embedding.serving_rows import stored_rows, with_serving_rows
 from models.embedding.shard_tables import fbgemm_tables
 from models.embedding.table_shard import TableShard
 from models.source import MemorySource
+from models.updates import LiveConfig
+from models.updates.shard import LiveTableShard
 from services.embedding.config import EmbeddingConfig
-from services.embedding.service import EmbeddingService
+from services.embedding.service import EmbeddingService, ShardRows
 from shared.clock import SystemClock
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
+from shared.weights.deltas import Delta, RowDelta, tensor_key
+from shared.weights.held import OneVersion
 
 NUM_SHARDS = 2
 NUM_ITEMS = 1_000_000
@@ -40,6 +45,8 @@ CANDIDATES = (500, 2_000)
 ROW_TYPES: tuple[RowType, ...] = ("fp32", "fp16", "int8", "int4")
 NUM_ROUNDS, NUM_WARMUP = 400, 20
 QUICK_ROUNDS, QUICK_WARMUP = 10, 2
+UPDATED_ROWS = LiveConfig().block_rows * NUM_SHARDS
+"""Rows of the whole table that make up one block of a shard."""
 
 
 def run(options: BenchmarkOptions) -> BenchmarkReport:
@@ -96,7 +103,7 @@ def made_up_request(source: MemorySource, num_candidates: int, seed: int) -> Fea
 
 
 def pair(source: MemorySource, features: FeatureBatch) -> tuple[dict[str, Callable[[], object]], int]:
-    """Return the bare call, the shard and the service on the same rows, and how many rows that is.
+    """Return the bare call, the shard, the live shard and the service on the same rows, and how many rows that is.
 
     Raises:
         ValueError: they do not give the same bits: then there is nothing to compare.
@@ -109,17 +116,36 @@ def pair(source: MemorySource, features: FeatureBatch) -> tuple[dict[str, Callab
     ids = torch.from_numpy(np.concatenate(wanted).astype(np.int32))
     offsets = torch.from_numpy(np.cumsum([0, *map(len, wanted)], dtype=np.int32))
     service = EmbeddingService(
-        EmbeddingConfig(shard=0, num_shards=NUM_SHARDS), shard, source.version, SystemClock(), "bench"
+        EmbeddingConfig(shard=0, num_shards=NUM_SHARDS),
+        OneVersion[ShardRows](source.version, shard),
+        SystemClock(),
+        "bench",
     )
-    found = np.concatenate(list(_result(service.lookup(features, 1_000.0)).rows.values()))
-    if not np.array_equal(found, module(ids, offsets).numpy()):
-        raise ValueError("service and bare call must give the same rows, differ")
+    live = updated_shard(source)
+    expected = module(ids, offsets).numpy()
+    for rows in (_result(service.lookup(features, 1_000.0)).rows, live.lookup(features)):
+        if not np.array_equal(np.concatenate(list(rows.values())), expected):
+            raise ValueError("service, live shard and bare call must give the same rows, differ")
     variants: dict[str, Callable[[], object]] = {
         "bare": lambda: module(ids, offsets),
         "shard": lambda: shard.lookup(features),
+        "live": lambda: live.lookup(features),
         "service": lambda: _result(service.lookup(features, 1_000.0)),
     }
     return variants, len(ids)
+
+
+def updated_shard(source: MemorySource) -> LiveTableShard:
+    """Return shard 0 after an update that wrote every tenth block of the items again: those blocks lie elsewhere."""
+    shard = LiveTableShard(source, 0, NUM_SHARDS, backend="fbgemm")
+    rows: dict[str, RowDelta] = {}
+    for group in ("tables/item", "rows/item"):
+        for name, values in source.groups.get(group, {}).items():
+            ids = np.arange(len(values))
+            ids = ids[ids // UPDATED_ROWS % 10 == 0]
+            rows[tensor_key(group, name)] = RowDelta(ids, values[ids])
+    shard.weights.apply(Delta(source.version, 1, 0, "", rows))
+    return shard
 
 
 def planned_us(card: CardConfig, features: FeatureBatch, row_type: RowType, num_items: int) -> float:
@@ -145,11 +171,12 @@ def _figures(
         "shards": NUM_SHARDS,
         "threads": 1,
     }
-    ratios = {name: samples[name] / samples["bare"] for name in ("shard", "service")}
+    ratios = {name: samples[name] / samples["bare"] for name in ("shard", "live", "service")}
     micros = {name: values * 1e3 for name, values in samples.items()}
     return [
         measure("time_ratio_to_bare", ratios["service"], "p50", "ratio", **params),
         measure("shard_ratio_to_bare", ratios["shard"], "p50", "ratio", **params),
+        measure("live_ratio_to_bare", ratios["live"], "p50", "ratio", **params),
         *(measure(f"{name}_us", values, "p50", "us", **params) for name, values in micros.items()),
         # A cost model is to rank placements: a factor of two is near enough for that.
         measure("planned_ratio_to_shard", plan_us / micros["shard"], "p50", "ratio", **params),

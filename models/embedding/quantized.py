@@ -57,9 +57,14 @@ def row_length(row_type: RowType, width: int) -> int:
     return HEAD_BYTES + width if row_type == "int8" else width
 
 
+def stored_dtype(row_type: RowType) -> np.dtype[Any]:
+    """Return the type of a stored element."""
+    return np.dtype(_STORED[row_type])
+
+
 def row_bytes(row_type: RowType, width: int) -> int:
     """Return the bytes of a row."""
-    return row_length(row_type, width) * np.dtype(_STORED[row_type]).itemsize
+    return row_length(row_type, width) * stored_dtype(row_type).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class StoredRows:
     data: npt.NDArray[Any]
 
     def __post_init__(self) -> None:
-        length, dtype = row_length(self.row_type, self.width), np.dtype(_STORED[self.row_type])
+        length, dtype = row_length(self.row_type, self.width), stored_dtype(self.row_type)
         if self.data.ndim != 2 or self.data.shape[1] != length or self.data.dtype != dtype:
             raise WeightsError(
                 f"{self.row_type} rows of width {self.width} must be {dtype} [rows, {length}], "
@@ -113,7 +118,7 @@ class StoredRows:
         Raises:
             WeightsError: the file cannot be read or has another size; names both.
         """
-        length, dtype = row_length(row_type, width), np.dtype(_STORED[row_type])
+        length, dtype = row_length(row_type, width), stored_dtype(row_type)
         expected = num_rows * length * dtype.itemsize
         try:
             found = path.stat().st_size

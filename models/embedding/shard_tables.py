@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from models.config import RowType, TableBackend
-from models.embedding.quantized import HEAD_BYTES, StoredRows
+from models.embedding.quantized import HEAD_BYTES, StoredRows, row_bytes, row_length, stored_dtype
 from shared.errors import InvalidRequestError, WeightsError
 
 Rows: TypeAlias = npt.NDArray[np.float32]
@@ -82,29 +82,55 @@ class _Reference:
         return {name: part.read(ids[name]) for name, part in self._parts.items()}
 
 
-class _Fbgemm:
-    """All tables of a shard in one table-batched embedding operator without pooling, a group for each width."""
+class TableForm(NamedTuple):
+    """What memory a table takes.
 
-    def __init__(self, parts: dict[str, StoredRows]) -> None:
-        for name, part in parts.items():
-            if part.is_mapped:
-                raise WeightsError(f"rows of table {name} are mapped from a file, which needs backend reference")
-            if len(part) > FBGEMM_ROWS_MAX:
-                raise WeightsError(f"table {name} must have at most {FBGEMM_ROWS_MAX} rows for FBGEMM, has {len(part)}")
-        self._num_rows = {name: len(part) for name, part in parts.items()}
+    Args:
+        row_type: How rows are stored.
+        width: D.
+        num_rows: R.
+    """
+
+    row_type: RowType
+    width: int
+    num_rows: int
+
+
+class FbgemmTables:
+    """Memory of tables and FBGEMM's operator over it, without pooling: one call for all tables of a width.
+
+    The memory never moves, so whoever owns the tables may go on writing rows into it.
+
+    Args:
+        forms: table -> form.
+
+    Raises:
+        WeightsError: a table has more rows than FBGEMM can address.
+    """
+
+    def __init__(self, forms: Mapping[str, TableForm]) -> None:
+        for name, form in forms.items():
+            if form.num_rows > FBGEMM_ROWS_MAX:
+                raise WeightsError(
+                    f"table {name} must have at most {FBGEMM_ROWS_MAX} rows for FBGEMM, has {form.num_rows}"
+                )
+        self._storage: dict[str, npt.NDArray[Any]] = {}
         # Rows without pooling come out side by side in one matrix, so all tables of one operator have one width.
-        widths = dict.fromkeys(part.width for part in parts.values())
+        widths = dict.fromkeys(form.width for form in forms.values())
         self._groups = [
-            (names, _bound(fbgemm_tables({name: parts[name] for name in names})))
-            for names in ([name for name, part in parts.items() if part.width == width] for width in widths)
+            (names, self._operator({name: forms[name] for name in names}))
+            for names in ([name for name, form in forms.items() if form.width == width] for width in widths)
         ]
 
-    def __call__(self, ids: dict[str, RowIds]) -> dict[str, Rows]:
-        for name, num_rows in self._num_rows.items():
-            check_rows(name, ids[name], num_rows)
+    def storage(self, table: str) -> npt.NDArray[Any]:
+        """Return the rows of a table to write to, as ``StoredRows.data``: [R, row length]."""
+        return self._storage[table]
+
+    def read(self, places: Mapping[str, RowIds]) -> dict[str, Rows]:
+        """Return rows: table -> int64 [U], every one known to be inside its table -> float32 [U, D]."""
         found: dict[str, Rows] = {}
         for names, operator in self._groups:
-            wanted = [ids[name] for name in names]
+            wanted = [places[name] for name in names]
             # Without pooling a table is one bag: offsets are where each table's ids end.
             ends = [0, *accumulate(map(len, wanted))]
             flat = np.empty(ends[-1], np.int32)
@@ -114,12 +140,50 @@ class _Fbgemm:
                 found[name] = rows[ends[index] : ends[index + 1]]
         return found
 
+    def _operator(self, forms: dict[str, TableForm]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        module = _module(forms)
+        # np.empty asks the kernel for huge pages, which torch does not: scattered rows miss the TLB less.
+        memory = np.empty(len(module.weights_host), np.uint8)
+        module.weights_host = torch.from_numpy(memory)
+        for name, start, form in zip(forms, module.weights_offsets.tolist(), forms.values(), strict=True):
+            part = memory[start : start + form.num_rows * row_bytes(form.row_type, form.width)]
+            shape = (form.num_rows, row_length(form.row_type, form.width))
+            self._storage[name] = part.view(stored_dtype(form.row_type)).reshape(shape)
+        return _bound(module)
+
+
+class _Fbgemm:
+    """Tables that do not change, copied into FBGEMM's memory."""
+
+    def __init__(self, parts: dict[str, StoredRows]) -> None:
+        for name, part in parts.items():
+            if part.is_mapped:
+                raise WeightsError(f"rows of table {name} are mapped from a file, which needs backend reference")
+        self._num_rows = {name: len(part) for name, part in parts.items()}
+        self._tables = FbgemmTables(
+            {name: TableForm(part.row_type, part.width, len(part)) for name, part in parts.items()}
+        )
+        for name, part in parts.items():
+            self._tables.storage(name)[:] = part.data
+
+    def __call__(self, ids: dict[str, RowIds]) -> dict[str, Rows]:
+        for name, num_rows in self._num_rows.items():
+            check_rows(name, ids[name], num_rows)
+        return self._tables.read(ids)
+
 
 def fbgemm_tables(parts: Mapping[str, StoredRows]) -> Any:
     """Return FBGEMM's inference module of tables of one width: int32 ids [T], int32 offsets [tables + 1] -> [T, D].
 
     It checks no bounds that one may rely on.
     """
+    tables = _module({name: TableForm(part.row_type, part.width, len(part)) for name, part in parts.items()})
+    tables.assign_embedding_weights([_as_bytes(part) for part in parts.values()])
+    return tables
+
+
+def _module(forms: Mapping[str, TableForm]) -> Any:
+    """Return FBGEMM's inference module of tables of one width, all zero."""
     # Only a replica that looks up in tables pays for this import.
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -132,14 +196,16 @@ def fbgemm_tables(parts: Mapping[str, StoredRows]) -> Any:
         "int4": SparseType.INT4,
     }
     tables = IntNBitTableBatchedEmbeddingBagsCodegen(
-        [(name, len(part), part.width, types[part.row_type], EmbeddingLocation.HOST) for name, part in parts.items()],
+        [
+            (name, form.num_rows, form.width, types[form.row_type], EmbeddingLocation.HOST)
+            for name, form in forms.items()
+        ],
         pooling_mode=PoolingMode.NONE,
         output_dtype=SparseType.FP32,
         device="cpu",
         row_alignment=1,
     )
     tables.initialize_weights()
-    tables.assign_embedding_weights([_as_bytes(part) for part in parts.values()])
     return tables
 
 

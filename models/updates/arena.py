@@ -1,9 +1,10 @@
 """Rows of one tensor in blocks, some of them spare: an update writes copies, readers follow a map of blocks.
 
 The storage is one array that never moves, so that whatever holds its address (an embedding operator, a captured CUDA
-graph) stays valid. A map says in which slot each block of rows lies. An update copies the blocks that it touches into
-free slots, changes the copies, and returns a new map; nobody sees the copies before they get that map. Measured against
-a lock around lookups: readers never wait, and the map costs one more gather of 8 bytes an id.
+graph) stays valid. A map says how far each block lies from the place that its row numbers name. An update copies the
+blocks that it touches into free slots, changes the copies, and returns a new map; nobody sees the copies before they
+get that map. Measured against a lock around lookups: readers never wait, and the map costs one more gather of 8 bytes
+an id.
 
 Shape letters: R rows, D the rest of a row's shape, U ids of a lookup, N rows of an update.
 """
@@ -36,13 +37,13 @@ class Written:
     """What an update of one arena gives.
 
     Args:
-        slots: int64 [blocks], the new map.
+        moves: int64 [blocks], the new map.
         old_values: [N, D], the rows as they were.
         fresh: Slots that only the new map names.
         dead: Slots that the new map does not name any more.
     """
 
-    slots: Ids
+    moves: Ids
     old_values: Array
     fresh: tuple[int, ...]
     dead: tuple[int, ...]
@@ -71,7 +72,6 @@ class RowArena:
             raise ValueError(f"rows must be [R, ..] and spare_blocks at least 1, are {rows.shape} and {spare_blocks}")
         self._num_rows = len(rows)
         self._shift = block_rows.bit_length() - 1
-        self._mask = block_rows - 1
         num_blocks = -(-len(rows) // block_rows)
         num_slots = num_blocks + spare_blocks
         self.storage = (make_storage or np.empty)((num_slots * block_rows, *rows.shape[1:]), rows.dtype)
@@ -79,7 +79,8 @@ class RowArena:
         self._blocks = self.storage.reshape(num_slots, block_rows, *rows.shape[1:])
         if not np.shares_memory(self._blocks, self.storage):
             raise ValueError("storage must be contiguous")
-        self.slots: Ids = np.arange(num_blocks, dtype=np.int64)
+        self.moves: Ids = np.zeros(num_blocks, np.int64)
+        """int64 [blocks], the map of the rows as given: row ``r`` lies at ``r + moves[r // block_rows]``."""
         self._free = list(range(num_blocks, num_slots))
         self.num_spare = spare_blocks
 
@@ -93,11 +94,16 @@ class RowArena:
         """Free slots."""
         return len(self._free)
 
-    def positions(self, slots: Ids, ids: Ids) -> Ids:
+    @property
+    def shift(self) -> int:
+        """Binary logarithm of the rows of a block."""
+        return self._shift
+
+    def positions(self, moves: Ids, ids: Ids) -> Ids:
         """Return where rows lie in ``storage``: int64 [U] within ``[0, R)`` -> int64 [U].
 
         Args:
-            slots: Map of the state that is read.
+            moves: Map of the state that is read.
             ids: Rows.
 
         Raises:
@@ -109,30 +115,29 @@ class RowArena:
             raise InvalidRequestError(
                 f"row must be in [0, {self._num_rows}), is {worst}", field="row", limit=self._num_rows, value=worst
             )
-        found: Ids = (slots[ids >> self._shift] << self._shift) + (ids & self._mask)
-        return found
+        return moved(moves, ids, self._shift)
 
-    def lookup(self, slots: Ids, ids: Ids) -> Array:
+    def lookup(self, moves: Ids, ids: Ids) -> Array:
         """Return rows of a state: int64 [U] -> [U, D].
 
         Raises:
             InvalidRequestError: a row is out of range.
         """
-        return self.storage.take(self.positions(slots, ids), axis=0)
+        return self.storage.take(self.positions(moves, ids), axis=0)
 
-    def to_array(self, slots: Ids) -> Array:
+    def to_array(self, moves: Ids) -> Array:
         """Return all rows of a state: [R, D], a copy."""
-        return self._blocks[slots].reshape(-1, *self.storage.shape[1:])[: self._num_rows]
+        return self._blocks[self._slots(moves)].reshape(-1, *self.storage.shape[1:])[: self._num_rows]
 
     def touched(self, ids: Ids) -> int:
         """Return how many blocks an update of these rows takes."""
         return len(np.unique(ids >> self._shift))
 
-    def write(self, slots: Ids, ids: Ids, values: Array) -> Written:
-        """Write rows into copies of their blocks; readers of ``slots`` and of older maps see nothing of it.
+    def write(self, moves: Ids, ids: Ids, values: Array) -> Written:
+        """Write rows into copies of their blocks; readers of ``moves`` and of older maps see nothing of it.
 
         Args:
-            slots: The newest map.
+            moves: The newest map.
             ids: int64 [N], distinct rows within range.
             values: [N, D].
 
@@ -152,20 +157,26 @@ class RowArena:
         fresh = tuple(self._free[kept:])
         del self._free[kept:]
         try:
-            new_slots = slots.copy()
-            new_slots[blocks] = fresh
-            self._copy_blocks(slots[blocks], new_slots[blocks])
-            places = self.positions(new_slots, ids)
+            old_slots, new_slots = self._slots(moves, blocks), np.array(fresh, np.int64)
+            new_moves = moves.copy()
+            new_moves[blocks] = (new_slots - blocks) << self._shift
+            self._copy_blocks(old_slots, new_slots)
+            places = self.positions(new_moves, ids)
             old_values = self.storage.take(places, axis=0)
             self._put(places, values)
         except BaseException:
             self.release(fresh)
             raise
-        return Written(new_slots, old_values, fresh, tuple(slots[blocks].tolist()))
+        return Written(new_moves, old_values, fresh, tuple(old_slots.tolist()))
 
     def release(self, slots: Iterable[int]) -> None:
         """Give slots back that no map names any more."""
         self._free.extend(slots)
+
+    def _slots(self, moves: Ids, blocks: Ids | None = None) -> Ids:
+        """Return the slots of blocks, None: of all."""
+        blocks = np.arange(len(moves)) if blocks is None else blocks
+        return (moves[blocks] >> self._shift) + blocks
 
     def _copy_blocks(self, sources: Ids, targets: Ids) -> None:
         step = max(PIECE_BYTES // max(self._blocks[:1].nbytes, 1), 1)
@@ -176,3 +187,10 @@ class RowArena:
 
     def _put(self, places: Ids, values: Array) -> None:
         self.storage[places] = values
+
+
+def moved(moves: Ids, ids: Ids, shift: int) -> Ids:
+    """Return where rows lie: map of blocks of ``2**shift`` rows, and int64 [U] rows in range -> int64 [U]."""
+    places: Ids = moves.take(ids >> shift)
+    places += ids
+    return places

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from models.updates.arena import Array, Ids, MakeStorage, RowArena, Written
+from models.updates.arena import Array, Ids, MakeStorage, RowArena, Written, moved
 from shared.clock import Clock, SystemClock
 from shared.config import Config
 from shared.errors import RankMeshError, VersionMismatchError, WeightsError
@@ -54,6 +54,15 @@ class LiveConfig(Config):
     spare_blocks_min: int = Field(4096, ge=1)
     keep_states: int = Field(4, ge=1, le=1024)
     undo_bytes_max: int = Field(64 * 2**20, ge=0)
+
+    def spare_blocks(self, num_rows: int) -> int:
+        """Return the spare blocks of a table of so many rows."""
+        blocks = -(-num_rows // self.block_rows)
+        return max(int(blocks * self.spare_share), min(2 * blocks, self.spare_blocks_min), 1)
+
+    def storage_rows(self, num_rows: int) -> int:
+        """Return the rows of the storage of a table of so many rows, spare ones included."""
+        return (-(-num_rows // self.block_rows) + self.spare_blocks(num_rows)) * self.block_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class LiveState:
         sequence: Deltas that are in it.
         crc: Checksum of the last of them.
         arenas: Tensor key -> storage of a table.
-        slots: Tensor key -> map of its blocks.
+        moves: Tensor key -> map of its blocks.
         whole: Tensor key -> array.
         documents: Documents that deltas brought.
     """
@@ -104,7 +113,7 @@ class LiveState:
         sequence: int,
         crc: int,
         arenas: Mapping[str, RowArena],
-        slots: dict[str, Ids],
+        moves: dict[str, Ids],
         whole: dict[str, Array],
         documents: dict[str, dict[str, Any]],
     ) -> None:
@@ -112,7 +121,7 @@ class LiveState:
         self.sequence = sequence
         self.crc = crc
         self.stamp = version_stamp(base, sequence)
-        self.slots = slots
+        self.moves = moves
         self.whole = whole
         self.documents = documents
         self.built: Any = None
@@ -129,7 +138,7 @@ class LiveState:
         Raises:
             InvalidRequestError: a row is out of range.
         """
-        return self._arenas[key].lookup(self.slots[key], ids)
+        return self._arenas[key].lookup(self.moves[key], ids)
 
     def positions(self, key: str, ids: Ids) -> Ids:
         """Return where rows lie in the storage of a table, for an operator that reads it itself: int64 [U] -> [U].
@@ -137,12 +146,24 @@ class LiveState:
         Raises:
             InvalidRequestError: a row is out of range.
         """
-        return self._arenas[key].positions(self.slots[key], ids)
+        return self._arenas[key].positions(self.moves[key], ids)
+
+    def places(self, key: str, ids: Ids) -> Ids:
+        """Return ``positions`` of rows that are known to be in range: int64 [U] -> int64 [U]."""
+        return moved(self.moves[key], ids, self._arenas[key].shift)
+
+    def at_places(self, key: str, places: Ids) -> Array:
+        """Return what lies at places of a table's storage: int64 [U] -> [U, D]."""
+        return self._arenas[key].storage.take(places, axis=0)
+
+    def storage_bytes(self, key: str) -> int:
+        """Return the bytes of a table's storage, spare blocks included."""
+        return self._arenas[key].storage.nbytes
 
     def array(self, key: str) -> Array:
         """Return a tensor as a whole; tables are copied."""
         if key in self._arenas:
-            return self._arenas[key].to_array(self.slots[key])
+            return self._arenas[key].to_array(self.moves[key])
         return self.whole[key]
 
 
@@ -214,7 +235,9 @@ class LiveWeights:
         held = {**tables, **whole}
         self._specs = dict(specs or {key: (array.dtype, array.shape) for key, array in held.items()})
         self._arenas = {
-            key: RowArena(rows, self._config.block_rows, self._num_spare(rows), (make_storage or {}).get(key))
+            key: RowArena(
+                rows, self._config.block_rows, self._config.spare_blocks(len(rows)), (make_storage or {}).get(key)
+            )
             for key, rows in tables.items()
         }
         self._lock = threading.Lock()
@@ -224,9 +247,9 @@ class LiveWeights:
         self._dead_slots: deque[tuple[int, str, tuple[int, ...]]] = deque()
         self._undos: deque[_Undo] = deque()
         self._kept: deque[LiveState] = deque(maxlen=self._config.keep_states)
-        slots = {key: arena.slots for key, arena in self._arenas.items()}
+        moves = {key: arena.moves for key, arena in self._arenas.items()}
         kept = {key: _immutable(array) for key, array in whole.items()}
-        state = LiveState(base, 0, 0, self._arenas, slots, kept, dict(documents or {}))
+        state = LiveState(base, 0, 0, self._arenas, moves, kept, dict(documents or {}))
         state.built = self._build(state, None)
         self._status = UpdateStatus(state.stamp)
         self._flip(state)
@@ -341,16 +364,16 @@ class LiveWeights:
     ) -> tuple[LiveState, _Undo]:
         """Make the next state beside the current one; on failure every block is given back."""
         state = self._state
-        slots, written = dict(state.slots), dict[str, Written]()
+        moves, written = dict(state.moves), dict[str, Written]()
         undo_rows: dict[str, tuple[Ids, Array]] = {}
         self._make_room(change, sequence)
         try:
             for key, (ids, values) in change.rows.items():
                 if len(ids):
-                    written[key] = self._arenas[key].write(slots[key], ids, values)
-                    slots[key] = written[key].slots
+                    written[key] = self._arenas[key].write(moves[key], ids, values)
+                    moves[key] = written[key].moves
                     undo_rows[key] = (ids, written[key].old_values)
-            after = LiveState(state.base, sequence, crc, self._arenas, slots, state.whole | change.whole, documents)
+            after = LiveState(state.base, sequence, crc, self._arenas, moves, state.whole | change.whole, documents)
             after.built = self._build(after, state)
         except BaseException:
             for key, result in written.items():
@@ -404,10 +427,6 @@ class LiveWeights:
 
     def _undo_from(self) -> int:
         return self._undos[0].sequence if self._undos else self._state.sequence
-
-    def _num_spare(self, rows: Array) -> int:
-        blocks = -(-len(rows) // self._config.block_rows)
-        return max(int(blocks * self._config.spare_share), min(2 * blocks, self._config.spare_blocks_min), 1)
 
     @contextmanager
     def _reported(self, stamp: str) -> Iterator[None]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from models.config import RankerConfig
+from models.config import RankerConfig, TableBackend
 from models.embedding.plan import ShardPlan
 from models.embedding.quantized import StoredRows
 from models.embedding.serving_rows import hot_rows, rows_group
-from models.embedding.shard_tables import check_rows
+from models.embedding.shard_tables import FbgemmTables, TableForm, check_rows
 from models.embedding.tables import group
 from models.source import WeightSource
-from models.updates.arena import Array, Ids
+from models.updates.arena import Array, Ids, MakeStorage
 from models.updates.live import Convert, LiveConfig, LiveState, LiveWeights
 from models.updates.source import held_rows, live_weights
 from shared.clock import Clock
@@ -23,7 +23,7 @@ from shared.weights.deltas import tensor_key
 class LiveTableShard:
     """One shard's part of the candidate-side tables, in memory, updated in place.
 
-    Gives what ``TableShard`` with backend ``reference`` gives of a version with the same tensors, bit for bit.
+    Gives what ``TableShard`` gives of a version with the same tensors, bit for bit, with either backend.
 
     Args:
         source: The version; must be able to list its tensors.
@@ -31,6 +31,8 @@ class LiveTableShard:
         num_shards: S.
         config: Limits of the updates.
         clock: For the status.
+        backend: How rows are looked up: ``fbgemm``: by its operator, in whose memory the rows are updated;
+            ``reference``: one numpy gather a table.
 
     Raises:
         ValueError: ``shard`` is not in ``[0, num_shards)``.
@@ -44,6 +46,8 @@ class LiveTableShard:
         num_shards: int,
         config: LiveConfig | None = None,
         clock: Clock | None = None,
+        *,
+        backend: TableBackend = "reference",
     ) -> None:
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
@@ -57,20 +61,31 @@ class LiveTableShard:
         held: dict[str, Ids] = {}
         convert: dict[str, Convert] = {}
         groups: list[str] = []
+        forms: dict[str, TableForm] = {}
+        config = config or LiveConfig()
         for name in self.plan.tables_of(shard):
-            stored_in, tensor = (
-                (group(name), "weight") if model.table(name).row_type == "fp32" else (rows_group(name), "rows")
-            )
+            row_type = model.table(name).row_type
+            stored_in, tensor = (group(name), "weight") if row_type == "fp32" else (rows_group(name), "rows")
             key = self._keys[name] = tensor_key(stored_in, tensor)
             groups.append(stored_in)
-            self._num_rows[name] = len(source.tensors(stored_in)[tensor])
+            num_local = self._num_rows[name] = len(source.tensors(stored_in)[tensor])
             if self.plan.placed[name].kind == "row_wise":
                 own = np.arange(shard, self._num_rows[name], num_shards)
                 held[key] = np.concatenate([self._hot.get(name, own[:0]), own])
-            if self.plan.columns(name, shard) != (0, model.width):
+                num_local = len(held[key])
+            first, last = self.plan.columns(name, shard)
+            if (first, last) != (0, model.width):
                 convert[key] = self._columns_of(name)
+            forms[name] = TableForm(row_type, last - first, config.storage_rows(num_local))
+        self._tables = FbgemmTables(forms) if backend == "fbgemm" and forms else None
         self.weights: LiveWeights = live_weights(
-            source, groups, config, select=held_rows(held), convert=convert, clock=clock
+            source,
+            groups,
+            config,
+            select=held_rows(held),
+            convert=convert,
+            make_storage=self._memory(),
+            clock=clock,
         )
 
     def lookup(self, features: FeatureBatch, state: LiveState | None = None) -> dict[str, npt.NDArray[np.float32]]:
@@ -87,13 +102,25 @@ class LiveTableShard:
             InvalidRequestError: a row that this shard would give is outside its table.
         """
         state = state or self.weights.state
-        found: dict[str, npt.NDArray[np.float32]] = {}
-        for name, key in self._keys.items():
+        wanted: dict[str, Ids] = {}
+        for name, num_rows in self._num_rows.items():
             unique = features.unique_rows[name]
-            check_rows(name, unique, self._num_rows[name])
-            rows = state.lookup(key, self.plan.wanted(name, self.shard, unique))
-            found[name] = self._read(name, rows)
-        return found
+            check_rows(name, unique, num_rows)
+            wanted[name] = state.places(self._keys[name], self.plan.wanted(name, self.shard, unique))
+        if self._tables is not None:
+            return self._tables.read(wanted)
+        return {name: self._read(name, state.at_places(self._keys[name], rows)) for name, rows in wanted.items()}
+
+    @property
+    def num_bytes(self) -> dict[str, int]:
+        """Table -> bytes of this shard's rows, spare ones included."""
+        return {name: self.weights.state.storage_bytes(key) for name, key in self._keys.items()}
+
+    def _memory(self) -> dict[str, MakeStorage] | None:
+        """Return what gives ``LiveWeights`` the operator's memory, None: it makes its own."""
+        if (tables := self._tables) is None:
+            return None
+        return {key: _maker(tables.storage(name)) for name, key in self._keys.items()}
 
     def _read(self, name: str, rows: Array) -> npt.NDArray[np.float32]:
         first, last = self.plan.columns(name, self.shard)
@@ -106,3 +133,8 @@ class LiveTableShard:
         row_type, width = self._model.table(name).row_type, self._model.width
         first, last = self.plan.columns(name, self.shard)
         return lambda rows: StoredRows(row_type, width, rows).columns(first, last).data
+
+
+def _maker(storage: Array) -> MakeStorage:
+    """Return what hands out memory that is there already, of the size that ``LiveConfig.storage_rows`` foretold."""
+    return lambda shape, dtype: storage

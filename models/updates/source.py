@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from models.source import MemorySource, Tensors, WeightSource
-from models.updates.arena import Array, Ids
+from models.updates.arena import Array, Ids, MakeStorage
 from models.updates.live import Build, Convert, LiveConfig, LiveState, LiveWeights, RowSelect
 from shared.clock import Clock
 from shared.errors import WeightsError
@@ -75,6 +75,7 @@ def live_weights(
     convert: Mapping[str, Convert] | None = None,
     build: Build | None = None,
     documents: Iterable[str] = (),
+    make_storage: Mapping[str, MakeStorage] | None = None,
     clock: Clock | None = None,
 ) -> LiveWeights:
     """Return some groups of a version as weights that change while they serve.
@@ -87,6 +88,7 @@ def live_weights(
         convert: Tensor key -> how its published rows become the stored ones (some columns, quantized).
         build: Makes what hangs on a state before it serves.
         documents: Documents that deltas may bring anew.
+        make_storage: Tensor key -> what makes the storage of a table; others get numpy's own.
         clock: For the status.
 
     Raises:
@@ -117,6 +119,7 @@ def live_weights(
         convert=convert,
         build=build,
         documents={name: source.json(name) for name in documents},
+        make_storage=make_storage,
         clock=clock,
     )
 

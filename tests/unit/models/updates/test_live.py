@@ -170,7 +170,7 @@ class InPlace(LiveWeights):
     def apply(self, delta: Delta) -> LiveState:
         for key, part in delta.rows.items():
             arena = self._arenas[key]
-            for row, values in zip(arena.positions(self.state.slots[key], part.ids), part.values, strict=True):
+            for row, values in zip(arena.positions(self.state.moves[key], part.ids), part.values, strict=True):
                 arena.storage[row, :4] = values[:4]
                 arena.storage[row, 4:] = values[4:]
         for key, array in delta.whole.items():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.config import Placement, RankerConfig, RowType, TableConfig
+from models.config import Placement, RankerConfig, RowType, TableBackend, TableConfig
 from models.embedding.serving_rows import with_serving_rows
 from models.embedding.table_shard import TableShard
 from models.embedding.tables import table_weight
@@ -64,9 +64,13 @@ def answer(shard: Any, batch: FeatureBatch) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("num_shards", [1, 2, 4, 8])
 @pytest.mark.parametrize(("kind", "hot", "row_type"), KINDS)
-def test_updated_in_place_or_built_anew(kind: Placement, hot: int, row_type: RowType, num_shards: int) -> None:
+@pytest.mark.parametrize("backend", ["reference", "fbgemm"])
+def test_updated_in_place_or_built_anew(
+    kind: Placement, hot: int, row_type: RowType, num_shards: int, backend: TableBackend
+) -> None:
     base, batch = version(kind, hot, row_type, 0), features(version(kind, hot, row_type, 0))
-    live = [LiveTableShard(base, shard, num_shards, LiveConfig(block_rows=4)) for shard in range(num_shards)]
+    config = LiveConfig(block_rows=4)
+    live = [LiveTableShard(base, shard, num_shards, config, backend=backend) for shard in range(num_shards)]
     trainer = TensorState(base.version, base.groups, {})
     stamps, states = ["random"], [base]
     for seed in (1, 2):
@@ -89,9 +93,10 @@ def test_updated_in_place_or_built_anew(kind: Placement, hot: int, row_type: Row
         assert answer(shard, batch) == answer(TableShard(base, number, num_shards), batch)
 
 
-def test_what_a_shard_refuses() -> None:
+@pytest.mark.parametrize("backend", ["reference", "fbgemm"])
+def test_what_a_shard_refuses(backend: TableBackend) -> None:
     base = version("row_wise", 0, "fp32", 0)
-    shard = LiveTableShard(base, 0, 2)
+    shard = LiveTableShard(base, 0, 2, backend=backend)
     batch = features(base)
     batch.unique_rows["item"][-1] = 10**6
     with pytest.raises(InvalidRequestError, match=r"rows of table item must be in \[0, 41\)"):
