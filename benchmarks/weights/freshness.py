@@ -25,7 +25,6 @@ from rich.table import Table
 
 from benchmarks.record import RESULTS_DIR, Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
-from benchmarks.weights.chart import line_chart
 from models.embedding.catalog import GROUP as CATALOG
 from models.embedding.catalog import ItemCatalog
 from models.embedding.tables import ReferenceTables
@@ -38,6 +37,7 @@ from models.updates import LiveConfig, LiveSource, LiveState, live_weights
 from shared.clock import SystemClock
 from shared.settings import load_settings
 from shared.weights.state import TensorState
+from training.chart import line_chart
 from training.config import OptimizerConfig, TrainConfig, load_train_config
 from training.data import Dataset, HistoryReader, Rows, load_dataset, request_batches
 from training.data.split import Split

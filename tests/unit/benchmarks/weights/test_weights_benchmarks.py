@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.weights import loading, update
 from benchmarks.weights.capped import CappedStore
-from benchmarks.weights.chart import line_chart, ticks
 from benchmarks.weights.loading import Site
 from benchmarks.weights.update import KEY, Work
 from models.updates import LiveWeights
 from shared.weights import WeightStore
+from training.chart import line_chart, ticks
 
 
 def test_streams_speed_a_capped_load_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
