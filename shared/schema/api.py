@@ -25,6 +25,8 @@ from shared.hashing import ID_CHARS_MAX, ID_MAX
 
 CANDIDATES_CEILING = 10_000
 TIMESTAMP_MAX_S = 2**40
+FLOAT_MAX = 3e38
+"""Largest number of a feature: it must fit float32."""
 
 Pass: TypeAlias = Literal["full", "first"]
 Level: TypeAlias = Literal["exact", "user", "none"]
@@ -56,6 +58,7 @@ ApiId: TypeAlias = Annotated[
     Field(description="64-bit id: an integer 0 .. 2**63-1, its decimal string (the same entity), or any other string"),
 ]
 Name: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Number: TypeAlias = Annotated[StrictFloat | StrictInt, Field(ge=-FLOAT_MAX, le=FLOAT_MAX)]
 Token: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
 
@@ -74,6 +77,8 @@ class ApiLimits(Config):
         deadline_ms_max: Largest budget that is accepted.
         deadline_ms_default: Budget of a request that names none.
         limit_default: Returned candidates when the request names none.
+        features_max: Features that the candidates of one request may carry.
+        feature_ids_max: Ids in all of them together.
     """
 
     candidates_max: int = Field(2_000, ge=1, le=CANDIDATES_CEILING)
@@ -83,6 +88,8 @@ class ApiLimits(Config):
     deadline_ms_max: int = Field(10_000, ge=1)
     deadline_ms_default: int = Field(1_000, ge=1)
     limit_default: int = Field(100, ge=1)
+    features_max: int = Field(64, ge=0, le=1_024)
+    feature_ids_max: int = Field(200_000, ge=0, le=10_000_000)
 
     @model_validator(mode="after")
     def _deadlines_agree(self) -> ApiLimits:
@@ -94,11 +101,20 @@ class ApiLimits(Config):
         return self
 
 
-class RankRequest(_Body):
-    """Rank the candidates of one user."""
+class WeightedIds(_Body):
+    """Ids of one feature with a weight each; where a model takes fewer, the heaviest stay."""
+
+    ids: list[ApiId] = Field(max_length=CANDIDATES_CEILING)
+    weights: list[Number] = Field(max_length=CANDIDATES_CEILING, description="one for each id")
+
+
+FeatureInput: TypeAlias = Number | list[ApiId] | WeightedIds
+
+
+class RankFields(_Body):
+    """What a rank request says beside its candidates: the same fields in every format of the body."""
 
     user_id: ApiId
-    candidates: list[ApiId] = Field(min_length=1, max_length=CANDIDATES_CEILING, description="distinct candidate ids")
     surface: Name = Field("ml-1m", description="where the answer is shown")
     limit: StrictInt | None = Field(
         None, ge=1, le=CANDIDATES_CEILING, description="how many candidates to return, default from the deployment"
@@ -113,6 +129,18 @@ class RankRequest(_Body):
     tier: Name = Field("auto", description="auto, or the name of a ranking tier to force")
     speculative: StrictBool = Field(True, description="use and fill the speculative-embedding cache")
     request_id: Token | None = Field(None, description="echoed; made up when absent")
+
+
+class RankRequest(RankFields):
+    """Rank the candidates of one user."""
+
+    candidates: list[ApiId] = Field(min_length=1, max_length=CANDIDATES_CEILING, description="distinct candidate ids")
+    features: list[dict[Name, FeatureInput]] | None = Field(
+        None,
+        max_length=CANDIDATES_CEILING,
+        description="what candidates carry themselves, one map each, in the order of the candidates: a number, a list "
+        "of ids, or ids with weights, by feature of the model; it wins over the catalog",
+    )
 
 
 class RankedCandidate(_Body):

@@ -21,6 +21,7 @@ class UserHistory:
         timestamps_s: int64 [L], seconds since the epoch, non-decreasing.
         num_total: Events before that time which the log still holds, at least L.
         profile: Request-only attributes of the user, e.g. ``{"gender": "F", "age": "25"}``; empty when unknown.
+        sources: uint8 [L], number of the source of each event in the log's configuration; None: all of the first.
     """
 
     item_keys: npt.NDArray[np.int64]
@@ -28,6 +29,7 @@ class UserHistory:
     timestamps_s: npt.NDArray[np.int64]
     num_total: int
     profile: dict[str, str] = field(default_factory=dict)
+    sources: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def empty(cls) -> UserHistory:

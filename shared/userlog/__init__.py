@@ -5,7 +5,7 @@ the store is down, ``MemoryUserLog`` says in plain Python what both must do. ``E
 is given.
 """
 
-from shared.userlog.api import AppendResult, UserLoad, UserLog
+from shared.userlog.api import AppendResult, HistoryQuery, UserLoad, UserLog
 from shared.userlog.buffered import BufferConfig, BufferedUserLog
 from shared.userlog.client import StoreConfig, connect
 from shared.userlog.embedded import EmbeddedStore, EmbeddedStoreConfig
@@ -18,6 +18,7 @@ __all__ = [
     "BufferedUserLog",
     "EmbeddedStore",
     "EmbeddedStoreConfig",
+    "HistoryQuery",
     "MemoryUserLog",
     "RedisUserLog",
     "StoreConfig",

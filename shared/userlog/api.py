@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import numpy.typing as npt
 from shared.hashing import EntityId
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
+
+SOURCES: Final = ("ml-1m", "ml-100k", "feed", "search")
+"""Event sources of a log that is told of no others: the surfaces of the data sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class UserLoad:
         weights: float32 [n].
         timestamps_s: int64 [n], seconds since the epoch.
         event_ids: n ids; an integer array is much faster than strings. ``7`` and ``"7"`` are the same event.
+        sources: uint8 [n], numbers of the sources; None: all of the first.
         profile: Attributes of the user; those of an earlier load that have other names stay.
     """
 
@@ -59,10 +63,24 @@ class UserLoad:
     timestamps_s: npt.NDArray[np.int64]
     event_ids: Sequence[EntityId] | npt.NDArray[np.int64]
     profile: Mapping[str, str] = field(default_factory=dict)
+    sources: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         """Number of events n."""
         return len(self.item_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """Whose history, as of when; a training row holds no more of it than this.
+
+    Args:
+        user: Raw user id.
+        before_s: Only events strictly before this time, seconds since the epoch.
+    """
+
+    user: EntityId
+    before_s: int
 
 
 class UserLog(Protocol):
@@ -80,6 +98,10 @@ class UserLog(Protocol):
 
     async def read(self, user: EntityId, before_s: int, limit: int) -> UserHistory:
         """Return the newest ``limit`` events of a user strictly before ``before_s``, oldest first, and the profile."""
+        ...
+
+    async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
+        """Return what ``read`` returns for each query, in as few round trips as the log's limits allow."""
         ...
 
     async def load_many(self, loads: Iterable[UserLoad]) -> AppendResult:

@@ -14,7 +14,7 @@ from shared.errors import StoreUnavailableError
 from shared.hashing import EntityId, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
-from shared.userlog.api import AppendResult, UserLoad, UserLog
+from shared.userlog.api import AppendResult, HistoryQuery, UserLoad, UserLog
 
 
 class BufferConfig(Config):
@@ -74,6 +74,10 @@ class BufferedUserLog:
     async def read(self, user: EntityId, before_s: int, limit: int) -> UserHistory:
         """Read from the store; events that still wait are not in it."""
         return await self._log.read(user, before_s, limit)
+
+    async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
+        """Read from the store; events that still wait are not in it."""
+        return await self._log.read_many(queries, limit)
 
     async def load_many(self, loads: Iterable[UserLoad]) -> AppendResult:
         """Load into the store."""

@@ -13,10 +13,11 @@ from shared.errors import StoreUnavailableError
 from shared.hashing import EntityId, id_key, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
-from shared.userlog.api import AppendResult, UserLoad
+from shared.userlog.api import SOURCES, AppendResult, HistoryQuery, UserLoad
+from shared.userlog.records import numbered, source_number
 
-_Entry: TypeAlias = tuple[int, int, int, float]
-"""timestamp, event key, item key, weight."""
+_Entry: TypeAlias = tuple[int, int, int, float, int]
+"""timestamp, event key, item key, weight, source."""
 
 
 class MemoryUserLog:
@@ -24,12 +25,14 @@ class MemoryUserLog:
 
     Args:
         max_events: Newest events kept a user.
+        sources: Names of the sources.
 
     Attributes:
         down: Set it to make every call raise ``StoreUnavailableError``, as if the store were out of reach.
     """
 
-    def __init__(self, max_events: int = 4_096) -> None:
+    def __init__(self, max_events: int = 4_096, sources: Sequence[str] = SOURCES) -> None:
+        self._sources = numbered(sources)
         self._max_events = max_events
         self._logs: dict[str, list[_Entry]] = {}
         self._profiles: dict[str, dict[str, str]] = {}
@@ -40,7 +43,8 @@ class MemoryUserLog:
         await self.check()
         by_user: dict[str, list[_Entry]] = {}
         for event in events:
-            entry = (event.timestamp_s, id_key(event.event_id), id_key(event.item_id), float(event.weight))
+            source = source_number(event.source, self._sources)
+            entry = (event.timestamp_s, id_key(event.event_id), id_key(event.item_id), float(event.weight), source)
             by_user.setdefault(store_token(event.user_id), []).append(entry)
         return sum((self._merge(token, entries) for token, entries in by_user.items()), AppendResult())
 
@@ -59,7 +63,12 @@ class MemoryUserLog:
             timestamps_s=np.array([entry[0] for entry in newest], np.int64),
             num_total=stop,
             profile=dict(self._profiles.get(token, {})),
+            sources=np.array([entry[4] for entry in newest], np.uint8),
         )
+
+    async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
+        """Return the newest events before a time, of many users."""
+        return [await self.read(query.user, query.before_s, limit) for query in queries]
 
     async def load_many(self, loads: Iterable[UserLoad]) -> AppendResult:
         """Add whole histories."""
@@ -67,10 +76,11 @@ class MemoryUserLog:
         result = AppendResult()
         for load in loads:
             token = store_token(load.user)
-            columns = (load.timestamps_s, load.event_ids, load.item_keys, load.weights)
+            sources = np.zeros(len(load), np.uint8) if load.sources is None else load.sources
+            columns = (load.timestamps_s, load.event_ids, load.item_keys, load.weights, sources)
             entries = [
-                (int(time), id_key(event if isinstance(event, str) else int(event)), int(item), float(weight))
-                for time, event, item, weight in zip(*columns, strict=True)
+                (int(time), id_key(event if isinstance(event, str) else int(event)), int(item), float(weight), int(of))
+                for time, event, item, weight, of in zip(*columns, strict=True)
             ]
             result += self._merge(token, entries)
             if load.profile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
@@ -12,18 +13,24 @@ from redis.exceptions import NoScriptError, RedisError
 
 from shared.config import Config
 from shared.hashing import EntityId, store_token
-from shared.schema.api import Event
+from shared.schema.api import Event, Name
 from shared.schema.user import UserHistory
-from shared.userlog.api import AppendResult, UserLoad
+from shared.userlog.api import SOURCES, AppendResult, HistoryQuery, UserLoad
+from shared.userlog.blocks import decode_blocks, encode_blocks
 from shared.userlog.client import StoreClient, guard
-from shared.userlog.records import pack_events, pack_load, unpack_history
-from shared.userlog.scripts import APPEND, READ, Script
+from shared.userlog.records import RECORD, RECORD_BYTES, numbered, pack_events, pack_load, source_number
+from shared.userlog.scripts import APPEND, LOAD, READ, Script
 
-_LAYOUT: Final = "log1"
-"""Names the record layout in the key: another layout gets another key and never reads this one's bytes."""
+_LAYOUT: Final = "log2"
+"""Names the layout in the key: another layout gets another key and never reads this one's bytes by mistake."""
+
+_OLD_LAYOUT: Final = "log1"
+"""Of the release before; taken over when its user is first touched."""
 
 _Records: TypeAlias = list[tuple[str, bytes]]
 _Profiles: TypeAlias = list[tuple[str, dict[Any, Any]]]
+_Call: TypeAlias = tuple[str, tuple[Any, ...]]
+"""Token of a user, arguments of a script."""
 
 
 class UserLogConfig(Config):
@@ -32,16 +39,20 @@ class UserLogConfig(Config):
     Args:
         namespace: First part of every key; two meshes on one store take two.
         max_events: Newest events kept a user. Event ids are remembered exactly as long as their events.
-        slack_events: How far a log may outgrow ``max_events`` before it is cut (memory against rewriting).
+        block_events: Events of a full block: more make a log smaller and an append dearer.
+        ttl_s: A log goes when its user has brought no event for so long; None: never. What is gone reads as no history.
+        sources: Names of the event sources; their places are stored, so new names go to the end.
         timeout_ms: How long one append or read may take, waiting for a connection included.
         load_timeout_ms: How long one round trip of a bulk load may take.
-        batch_users_max: Users in one round trip of an append or a bulk load.
+        batch_users_max: Users in one round trip of an append, a bulk load or a read.
         batch_bytes_max: Bytes of events from which on a round trip takes no further user.
     """
 
     namespace: str = Field("rankmesh", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     max_events: int = Field(4_096, ge=1, le=1_000_000)
-    slack_events: int = Field(512, ge=0, le=1_000_000)
+    block_events: int = Field(64, ge=1, le=512)
+    ttl_s: int | None = Field(None, ge=1, le=2**31)
+    sources: tuple[Name, ...] = Field(SOURCES, min_length=1, max_length=256)
     timeout_ms: int = Field(1_000, ge=1)
     load_timeout_ms: int = Field(10_000, ge=1)
     batch_users_max: int = Field(256, ge=1, le=10_000)
@@ -61,6 +72,7 @@ class RedisUserLog:
     def __init__(self, client: StoreClient, config: UserLogConfig) -> None:
         self._client = client
         self._config = config
+        self._sources = numbered(config.sources)
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
         """Add events of any users, in as many round trips as ``batch_users_max`` asks, mostly one.
@@ -68,17 +80,20 @@ class RedisUserLog:
         When it raises, some users' events may be written; sending all again is right.
 
         Raises:
+            InvalidRequestError: an event names a source that the log does not have; nothing is written.
             StoreUnavailableError: the store cannot be reached or refuses.
         """
+        for event in events:
+            source_number(event.source, self._sources)
         by_user: dict[str, list[Event]] = {}
         for event in events:
             by_user.setdefault(store_token(event.user_id), []).append(event)
         batch = _Batch(self._config)
         result = AppendResult()
         for token, own in by_user.items():
-            packed, duplicates, expired = pack_events(own, self._config.max_events)
+            packed, duplicates, expired = pack_events(own, self._config.max_events, self._sources)
             result += AppendResult(duplicates=duplicates, expired=expired)
-            batch.add_records(self._log_key(token), packed)
+            batch.add_records(token, packed)
             if batch.is_full():
                 result += await self._write(batch, self._config.timeout_ms)
         return result + await self._write(batch, self._config.timeout_ms)
@@ -95,16 +110,28 @@ class RedisUserLog:
             ValueError: ``limit`` is negative.
             StoreUnavailableError: the store cannot be reached or refuses.
         """
+        (history,) = await self.read_many([HistoryQuery(user, before_s)], limit)
+        return history
+
+    async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
+        """Return what ``read`` returns for each query, ``batch_users_max`` a round trip.
+
+        Args:
+            queries: B users and times; a user may stand there more than once.
+            limit: Events to return of each at most, 0 or more.
+
+        Raises:
+            ValueError: ``limit`` is negative.
+            StoreUnavailableError: the store cannot be reached or refuses.
+        """
         if limit < 0:
             raise ValueError(f"limit must be 0 or more, is {limit}")
-        token = store_token(user)
-        keys = (self._log_key(token), self._profile_key(token))
-        args = (before_s, limit, self._config.max_events)
-        packed, num_total, profile = await guard(
-            self._evaluate(READ, keys, args), self._config.timeout_ms, "read user log"
-        )
-        pairs = iter(part.decode() for part in profile)
-        return unpack_history(packed, num_total, dict(zip(pairs, pairs, strict=True)))
+        found: list[UserHistory] = []
+        for start in range(0, len(queries), self._config.batch_users_max):
+            chunk = queries[start : start + self._config.batch_users_max]
+            replies = await guard(self._read(chunk, limit), self._config.timeout_ms, "read user log")
+            found += cut_histories(replies, [query.before_s for query in chunk], limit, self._config.max_events)
+        return found
 
     async def load(
         self,
@@ -132,12 +159,12 @@ class RedisUserLog:
             if len(load):
                 packed, duplicates, expired = pack_load(load, self._config.max_events)
                 result += AppendResult(duplicates=duplicates, expired=expired)
-                batch.add_records(self._log_key(token), packed)
+                batch.add_records(token, packed)
             if load.profile:
-                batch.profiles.append((self._profile_key(token), dict(load.profile)))
+                batch.profiles.append((token, dict(load.profile)))
             if batch.is_full():
-                result += await self._write(batch, self._config.load_timeout_ms)
-        return result + await self._write(batch, self._config.load_timeout_ms)
+                result += await self._write(batch, self._config.load_timeout_ms, is_load=True)
+        return result + await self._write(batch, self._config.load_timeout_ms, is_load=True)
 
     async def delete(self, user: EntityId) -> bool:
         """Forget a user, events and profile; return whether there was anything.
@@ -146,8 +173,7 @@ class RedisUserLog:
             StoreUnavailableError: the store cannot be reached or refuses.
         """
         token = store_token(user)
-        keys = (self._log_key(token), self._profile_key(token))
-        return bool(await guard(self._client.unlink(*keys), self._config.timeout_ms, "delete user"))
+        return bool(await guard(self._client.unlink(*self._keys(token)), self._config.timeout_ms, "delete user"))
 
     async def check(self) -> None:
         """Raise unless the store answers.
@@ -157,54 +183,101 @@ class RedisUserLog:
         """
         await guard(self._client.ping(), self._config.timeout_ms, "ping store")
 
-    async def _write(self, batch: _Batch, timeout_ms: int) -> AppendResult:
+    async def _write(self, batch: _Batch, timeout_ms: int, is_load: bool = False) -> AppendResult:
         records, profiles = batch.take()
         if not records and not profiles:
             return AppendResult()
-        replies = await guard(self._send(records, profiles), timeout_ms, "append to user log")
-        return AppendResult(
-            appended=sum(reply[0] for reply in replies),
-            duplicates=sum(reply[1] for reply in replies),
-            expired=sum(reply[2] for reply in replies),
-        )
+        work = self._load(records, profiles) if is_load else self._append(records)
+        return await guard(work, timeout_ms, "append to user log")
 
-    async def _send(self, records: _Records, profiles: _Profiles) -> list[list[int]]:
-        """Write one batch and return the replies of the append script; scripts that the server lost are sent again."""
-        replies = await self._pipeline(records, profiles)
+    async def _append(self, records: _Records) -> AppendResult:
+        limits = (self._config.max_events, self._config.block_events, self._config.ttl_s or 0)
+        calls = [(token, (packed, *limits)) for token, packed in records]
+        fates = b"".join(await self._run(APPEND, calls))
+        return AppendResult(appended=fates.count(b"a"), duplicates=fates.count(b"d"), expired=fates.count(b"x"))
+
+    async def _load(self, records: _Records, profiles: _Profiles) -> AppendResult:
+        """Write whole histories as blocks that are ready; what meets a log that is there is appended to it."""
+        ttl_s = self._config.ttl_s or 0
+        calls: list[_Call] = []
+        for token, packed in records:
+            blocks = encode_blocks(np.frombuffer(packed, RECORD), self._config.block_events)
+            calls.append((token, (ttl_s, len(packed) // RECORD_BYTES, *blocks)))
+        taken = await self._run(LOAD, calls)
+        if profiles:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for token, profile in profiles:
+                    key = self._keys(token)[2]
+                    pipe.hset(key, mapping=profile)
+                    if ttl_s:
+                        pipe.expire(key, ttl_s)
+                await pipe.execute()
+        num_new = sum(call[1][1] for call, new in zip(calls, taken, strict=True) if new)
+        others = [one for one, new in zip(records, taken, strict=True) if not new]
+        return AppendResult(appended=num_new) + await self._append(others)
+
+    async def _read(self, queries: Sequence[HistoryQuery], limit: int) -> list[Any]:
+        config = self._config
+        calls = [
+            (store_token(query.user), (query.before_s, limit, config.max_events, config.block_events))
+            for query in queries
+        ]
+        return [msgpack.unpackb(reply, raw=True) for reply in await self._run(READ, calls)]
+
+    async def _run(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
+        """Run a script for each user in one round trip, in two when the server does not have it."""
+        if not calls:
+            return []
+        replies = await self._pipelined(script, calls)
         lost = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if lost:
-            await self._client.script_load(APPEND.text)
-            again = await self._pipeline([records[index] for index in lost], [])
+        if lost:  # first use, or the server restarted
+            await self._client.script_load(script.text)
+            again = await self._pipelined(script, [calls[index] for index in lost])
             for index, reply in zip(lost, again, strict=True):
                 replies[index] = reply
         for reply in replies:
             if isinstance(reply, RedisError):
                 raise reply
-        return replies[: len(records)]
+        return replies
 
-    async def _pipeline(self, records: _Records, profiles: _Profiles) -> list[Any]:
-        limits = (self._config.max_events, self._config.slack_events)
+    async def _pipelined(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
         async with self._client.pipeline(transaction=False) as pipe:
-            for key, packed in records:
-                # As a command: the method of that name refuses in a cluster, where a script of one key is fine.
-                pipe.execute_command("EVALSHA", APPEND.sha, 1, key, packed, *limits)
-            for key, profile in profiles:
-                pipe.hset(key, mapping=profile)
+            for token, args in calls:
+                # As a command: the method of that name refuses in a cluster, where keys of one slot are fine.
+                pipe.execute_command("EVALSHA", script.sha, 3, *self._keys(token), *args)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
         return replies
 
-    async def _evaluate(self, script: Script, keys: tuple[str, ...], args: tuple[int, ...]) -> Any:
-        try:
-            return await self._client.evalsha(script.sha, len(keys), *keys, *args)
-        except NoScriptError:  # first use, or the server restarted: EVAL also keeps the script
-            return await self._client.eval(script.text, len(keys), *keys, *args)
-
-    def _log_key(self, token: str) -> str:
+    def _keys(self, token: str) -> tuple[str, str, str]:
         # Braces: all keys of a user lie in one cluster slot.
-        return f"{self._config.namespace}:{{{token}}}:{_LAYOUT}"
+        user = f"{self._config.namespace}:{{{token}}}"
+        return f"{user}:{_LAYOUT}", f"{user}:{_OLD_LAYOUT}", f"{user}:profile"
 
-    def _profile_key(self, token: str) -> str:
-        return f"{self._config.namespace}:{{{token}}}:profile"
+
+def cut_histories(replies: Sequence[Any], before_s: Sequence[int], limit: int, keep: int) -> list[UserHistory]:
+    """Decode the replies of the read script and cut each to its time and to ``limit`` events.
+
+    The columns are copied: a small history must not hold a large reply.
+    """
+    columns = decode_blocks([reply[2] for reply in replies])
+    histories = []
+    for number, (num_all, num_later, _, profile) in enumerate(replies):
+        begin, end = int(columns.offsets[number]), int(columns.offsets[number + 1])
+        stop = begin + int(np.searchsorted(columns.timestamps_s[begin:end], before_s[number], side="left"))
+        num_total = max(num_all - num_later - (end - stop) - max(num_all - keep, 0), 0)
+        newest = slice(max(stop - min(limit, num_total), begin), stop)
+        pairs = iter(part.decode() for part in profile)
+        histories.append(
+            UserHistory(
+                item_keys=columns.item_keys[newest].copy(),
+                weights=columns.weights[newest].copy(),
+                timestamps_s=columns.timestamps_s[newest].copy(),
+                num_total=num_total,
+                profile=dict(zip(pairs, pairs, strict=True)),
+                sources=columns.sources[newest].copy(),
+            )
+        )
+    return histories
 
 
 class _Batch:
@@ -216,8 +289,8 @@ class _Batch:
         self._records: _Records = []
         self.profiles: _Profiles = []
 
-    def add_records(self, key: str, packed: bytes) -> None:
-        self._records.append((key, packed))
+    def add_records(self, token: str, packed: bytes) -> None:
+        self._records.append((token, packed))
         self._num_bytes += len(packed)
 
     def is_full(self) -> bool:

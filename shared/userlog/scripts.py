@@ -1,8 +1,11 @@
-"""The two Lua scripts of the user log: each touches one user, so each runs in one step and in one cluster slot.
+"""The Lua scripts of the user log: each touches one user, so each runs in one step and in one cluster slot.
 
-The log of a user is one string of 28-byte records (see ``records``), ordered by (timestamp, arrival). It may grow
-``slack`` events over ``keep`` before it is cut: cutting writes the whole string (and the whole string into the
-append-only file), so it is done once in ``slack`` appends. What lies before the newest ``keep`` is never shown.
+The log of a user is a list: an element with the format's version and the number of events, then blocks of compact
+columns (see ``blocks``), ordered by (timestamp, arrival) within and among themselves. An append adds to the columns of
+the newest block; an event that comes late rewrites the block where it belongs. A log may outgrow ``keep`` by less than
+its oldest block, which goes when the others hold enough: what lies before the newest ``keep`` is never shown.
+
+A log of the release before (one string of 28-byte records, key ``log1``) is taken over when its user is first touched.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
+from shared.userlog.blocks import FORMAT_VERSION, HEADER_BYTES, HEADER_LUA
 from shared.userlog.records import RECORD_BYTES
 
 
@@ -30,112 +34,323 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS: log. ARGV: records of one user, distinct and ordered by timestamp; keep; slack.
-# Returns appended, duplicates, expired.
-APPEND: Final = Script(
-    f"local R = {RECORD_BYTES}"
-    """
-local log = redis.call('GET', KEYS[1]) or ''
-local new, keep, slack = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local sub, find = string.sub, string.find
-local num_old, num_new = #log / R, #new / R
-if num_old % 1 ~= 0 or num_new % 1 ~= 0 then
-  return redis.error_reply('user log is damaged: ' .. #log .. ' bytes')
-end
-if sub(log, 1, #new) == new then return {0, num_new, 0} end  -- the same history loaded again
-if num_old == 0 then  -- a first load: nothing to compare with
-  redis.call('SET', KEYS[1], sub(new, math.max(0, num_new - keep) * R + 1))
-  return {num_new, 0, 0}
-end
-local hidden = math.max(0, num_old - keep)
-local function time_at(records, i) return (struct.unpack('<i8', records, i * R + 9)) end
+_CONSTANTS = f"""
+local R, H, VERSION, HEADER = {RECORD_BYTES}, {HEADER_BYTES}, {FORMAT_VERSION}, '{HEADER_LUA}'
+"""
 
--- Few events: search the string for each. Many: one table of all ids, or the cost would be their product.
-local known
-if num_new > 8 then
-  local ids = {}
-  for i = hidden, num_old - 1 do ids[sub(log, i * R + 1, i * R + 8)] = true end
-  known = function(id) return ids[id] end
-else
-  known = function(id)
-    local at = find(log, id, hidden * R + 1, true)
-    while at and (at - 1) % R ~= 0 do at = find(log, id, at + 1, true) end
-    return at
+_CODEC = """
+local sub, find, byte, char, rep = string.sub, string.find, string.byte, string.char, string.rep
+local floor, concat, pack, unpack_struct = math.floor, table.concat, struct.pack, struct.unpack
+
+-- A varint of up to 64 bits, given as two halves of 32: a Lua number holds 53.
+local function varint(low, high)
+  if high == 0 and low < 128 then return char(low) end
+  local out = {}
+  while high > 0 or low > 127 do
+    out[#out + 1] = char(low % 128 + 128)
+    low = floor(low / 128) + (high % 128) * 33554432
+    high = floor(high / 128)
+  end
+  out[#out + 1] = char(low)
+  return concat(out)
+end
+
+-- Value (exact to 2^53, enough for times) and the position after it.
+local function read_varint(text, at)
+  local value, scale = 0, 1
+  while true do
+    local digit = byte(text, at)
+    at = at + 1
+    if digit < 128 then return value + digit * scale, at end
+    value, scale = value + (digit - 128) * scale, scale * 128
   end
 end
 
--- In a full log an event must be newer than the oldest one: else an event that was cut would come back when it is sent
--- again, and push out another.
-local oldest = num_old >= keep and time_at(log, hidden)
-local added, duplicates, expired = {}, 0, 0
-for i = 0, num_new - 1 do
-  local record = sub(new, i * R + 1, (i + 1) * R)
-  if known(sub(record, 1, 8)) then
-    duplicates = duplicates + 1
-  elseif oldest and time_at(record, 0) <= oldest then
-    expired = expired + 1
+-- 48 bits of the 64-bit key of an event id; the upper 16 are folded in.
+local function fingerprint(record)
+  local b1, b2 = byte(record, 1, 2)
+  local b7, b8 = byte(record, 7, 8)
+  return char(bit.bxor(b1, b7), bit.bxor(b2, b8)) .. sub(record, 3, 6)
+end
+
+-- Half points are an even code, anything else the bits of the float and an odd one.
+local function weight_code(record)
+  local halves = unpack_struct('<f', record, 25) * 2
+  if halves >= 0 and halves == floor(halves) and halves < 1048576 then return varint(halves * 2, 0) end
+  local bits = unpack_struct('<I4', record, 25)
+  return varint(bits * 2 % 4294967296 + 1, floor(bits / 2147483648))
+end
+
+local function entry(record)
+  local low, high = unpack_struct('<I4I4', record, 17)
+  return {
+    time = unpack_struct('<i8', record, 9), id = fingerprint(record), item = varint(low, high),
+    weight = weight_code(record), source = byte(record, 29),
+  }
+end
+
+local function header(block)
+  local damaged = #block < H
+  local head
+  if not damaged then
+    local _, source, count, first, last, times, items, weights, sources = unpack_struct(HEADER, block)
+    head = {source = source, count = count, first = first, last = last,
+            times = times, items = items, weights = weights, sources = sources}
+    damaged = count == 0 or #block ~= H + 6 * count + times + items + weights + sources
+  end
+  if damaged then error('user log is damaged: a block of ' .. #block .. ' bytes') end
+  return head
+end
+
+local function decode(block)
+  local head = header(block)
+  local times = H + 6 * head.count + 1
+  local item = times + head.times
+  local weight = item + head.items
+  local source = weight + head.weights
+  local time, entries = head.first, {}
+  for i = 1, head.count do
+    if i > 1 then
+      local gap
+      gap, times = read_varint(block, times)
+      time = time + gap
+    end
+    local item_end, weight_end = find(block, '[%z\\1-\\127]', item), find(block, '[%z\\1-\\127]', weight)
+    entries[i] = {
+      time = time, id = sub(block, H + 6 * i - 5, H + 6 * i), item = sub(block, item, item_end),
+      weight = sub(block, weight, weight_end),
+      source = head.sources > 0 and byte(block, source + i - 1) or head.source,
+    }
+    item, weight = item_end + 1, weight_end + 1
+  end
+  return entries
+end
+
+local function gap_code(gap) return varint(gap % 4294967296, floor(gap / 4294967296)) end
+
+local function encode(entries, from, to)
+  local ids, gaps, items, weights, sources, mixed = {}, {}, {}, {}, {}, false
+  for i = from, to do
+    local one = entries[i]
+    ids[#ids + 1], items[#items + 1], weights[#weights + 1] = one.id, one.item, one.weight
+    sources[#sources + 1] = char(one.source)
+    if i > from then
+      gaps[#gaps + 1] = gap_code(one.time - entries[i - 1].time)
+      mixed = mixed or one.source ~= entries[from].source
+    end
+  end
+  local gap, item, weight = concat(gaps), concat(items), concat(weights)
+  local source = mixed and concat(sources) or ''
+  local head = pack(HEADER, VERSION, entries[from].source, to - from + 1, entries[from].time, entries[to].time,
+                    #gap, #item, #weight, #source)
+  return head .. concat(ids) .. gap .. item .. weight .. source
+end
+
+-- One newer event at the end of a block, without decoding it.
+local function extended(block, one)
+  local head = header(block)
+  local times = H + 6 * head.count
+  local items = times + head.times
+  local weights = items + head.items
+  local sources = weights + head.weights
+  local gap, source = gap_code(one.time - head.last), sub(block, sources + 1)
+  if one.source ~= head.source and source == '' then source = rep(char(head.source), head.count) end
+  if source ~= '' then source = source .. char(one.source) end
+  return pack(HEADER, VERSION, head.source, head.count + 1, head.first, one.time, head.times + #gap,
+              head.items + #one.item, head.weights + #one.weight, #source)
+    .. sub(block, H + 1, times) .. one.id .. sub(block, times + 1, items) .. gap
+    .. sub(block, items + 1, weights) .. one.item .. sub(block, weights + 1, sources) .. one.weight .. source
+end
+
+local function meta_of(text)
+  local version, total = unpack_struct('<BI4', text)
+  if version ~= VERSION then
+    error('user log has format ' .. version .. ', this release reads ' .. VERSION)
+  end
+  return total
+end
+"""
+
+_ADD = """
+-- Which ids the newest `keep` events of the log have: a function of an id.
+local function knowledge(blocks, hidden, num_new)
+  local function shown(number) return number == 1 and hidden or 0 end
+  if num_new > 8 then  -- many: one table of all ids, or the cost would be their product
+    local ids = {}
+    for number, block in ipairs(blocks) do
+      for i = shown(number), header(block).count - 1 do ids[sub(block, H + 6 * i + 1, H + 6 * i + 6)] = true end
+    end
+    return function(id) return ids[id] end
+  end
+  return function(id)
+    for number, block in ipairs(blocks) do
+      local stop = H + 6 * header(block).count
+      local at = find(block, id, H + 6 * shown(number) + 1, true)
+      while at and at < stop and (at - 1 - H) % 6 ~= 0 do at = find(block, id, at + 1, true) end
+      if at and at < stop then return true end
+    end
+  end
+end
+
+-- Puts late events into the block where they belong; an equal time that is there already came first.
+local function insert_late(blocks, added, size)
+  local places, result = {}, {}
+  for _, one in ipairs(added) do
+    local number = #blocks
+    while number > 1 and header(blocks[number]).first > one.time do number = number - 1 end
+    places[number] = places[number] or {}
+    table.insert(places[number], one)
+  end
+  for number, block in ipairs(blocks) do
+    if not places[number] then
+      result[#result + 1] = block
+    else
+      local merged, i, old = {}, 1, decode(block)
+      for _, one in ipairs(places[number]) do
+        while i <= #old and old[i].time <= one.time do
+          merged[#merged + 1] = old[i]
+          i = i + 1
+        end
+        merged[#merged + 1] = one
+      end
+      for j = i, #old do merged[#merged + 1] = old[j] end
+      local piece = #merged > 2 * size and size or #merged
+      for from = 1, #merged, piece do
+        result[#result + 1] = encode(merged, from, math.min(from + piece - 1, #merged))
+      end
+    end
+  end
+  return result
+end
+
+local function write(key, blocks, total, keep)
+  local first, held = 1, total
+  while first < #blocks do
+    local count = header(blocks[first]).count
+    if held - count < keep then break end
+    first, held = first + 1, held - count
+  end
+  redis.call('DEL', key)
+  redis.call('RPUSH', key, pack('<BI4', VERSION, held))
+  for i = first, #blocks do redis.call('RPUSH', key, blocks[i]) end
+end
+
+-- Adds records of one user, distinct and ordered by time. Returns what became of each: a appended, d there already,
+-- x too old for a full log.
+local function add(key, records, keep, size)
+  local num_new = #records / R
+  if num_new % 1 ~= 0 then error('user log is damaged: ' .. #records .. ' bytes of records') end
+  local blocks = redis.call('LRANGE', key, 0, -1)
+  local num_stored = #blocks
+  local total = num_stored > 0 and meta_of(table.remove(blocks, 1)) or 0
+  local hidden = math.max(0, total - keep)
+  local known = knowledge(blocks, hidden, num_new)
+  -- In a full log an event must be newer than the oldest one: else an event that was cut would come back when it is
+  -- sent again, and push out another.
+  local oldest = total >= keep and decode(blocks[1])[hidden + 1].time
+  local added, fates = {}, {}
+  for i = 0, num_new - 1 do
+    local one = entry(sub(records, i * R + 1, (i + 1) * R))
+    local fate = known(one.id) and 'd' or (oldest and one.time <= oldest and 'x') or 'a'
+    if fate == 'a' then added[#added + 1] = one end
+    fates[#fates + 1] = fate
+  end
+  if #added == 0 then return concat(fates) end
+  local num_kept, is_late = #blocks, #blocks > 0 and header(blocks[#blocks]).last > added[1].time
+  if is_late then
+    blocks = insert_late(blocks, added, size)
   else
-    added[#added + 1] = record
+    local next = 1
+    while num_kept > 0 and next <= #added and header(blocks[num_kept]).count < size do
+      blocks[num_kept] = extended(blocks[num_kept], added[next])
+      next = next + 1
+    end
+    for from = next, #added, size do
+      blocks[#blocks + 1] = encode(added, from, math.min(from + size - 1, #added))
+    end
   end
+  total = total + #added
+  if is_late or num_kept == 0 or (#blocks > 1 and total - header(blocks[1]).count >= keep) then
+    write(key, blocks, total, keep)
+  else
+    redis.call('LSET', key, 0, pack('<BI4', VERSION, total))
+    redis.call('LSET', key, num_kept, blocks[num_kept])
+    for i = num_kept + 1, #blocks do redis.call('RPUSH', key, blocks[i]) end
+  end
+  return concat(fates)
 end
-if #added == 0 then return {0, duplicates, expired} end
 
--- Merge: everything before position `at` stays; an equal time that is there already came first.
-local first_time = time_at(added[1], 0)
-local at = num_old
-if time_at(log, num_old - 1) > first_time then
-  local low = 0
-  while low < at do
-    local middle = math.floor((low + at) / 2)
-    if time_at(log, middle) > first_time then at = middle else low = middle + 1 end
-  end
+-- Takes over a log of 28-byte records: the same record without a source.
+local function adopt(key, old_key, keep, size)
+  local old = redis.call('GET', old_key)
+  if not old then return end
+  if #old % 28 ~= 0 then error('user log is damaged: ' .. #old .. ' bytes') end
+  local records = {}
+  for at = 1, #old, 28 do records[#records + 1] = sub(old, at, at + 27) .. '\\0' end
+  add(key, concat(records), keep, size)
+  redis.call('DEL', old_key)
 end
-local merged, i = {}, at
-for _, record in ipairs(added) do
-  local time = time_at(record, 0)
-  while i < num_old and time_at(log, i) <= time do
-    merged[#merged + 1] = sub(log, i * R + 1, (i + 1) * R)
-    i = i + 1
-  end
-  merged[#merged + 1] = record
-end
-local tail = table.concat(merged) .. sub(log, i * R + 1)
+"""
 
-local total = num_old + #added
-if total > keep + slack then
-  redis.call('SET', KEYS[1], sub(sub(log, 1, at * R) .. tail, (total - keep) * R + 1))
-elseif at == num_old then
-  redis.call('APPEND', KEYS[1], tail)
-else
-  redis.call('SETRANGE', KEYS[1], at * R, tail)
+# KEYS: log, log of the release before, profile. ARGV: records of one user, distinct and ordered by timestamp; keep;
+# events of a block; time to live in seconds, 0 for ever. Returns what became of each record, one letter each.
+APPEND: Final = Script(
+    _CONSTANTS
+    + _CODEC
+    + _ADD
+    + """
+local keep, size, ttl = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+adopt(KEYS[1], KEYS[2], keep, size)
+local fates = add(KEYS[1], ARGV[1], keep, size)
+if ttl > 0 then
+  redis.call('EXPIRE', KEYS[1], ttl)
+  redis.call('EXPIRE', KEYS[3], ttl)
 end
-return {#added, duplicates, expired}
+return fates
 """
 )
 
-# KEYS: log, profile. ARGV: before_s, limit, keep. Returns records, number of events before that time, profile.
+# KEYS: log, log of the release before, profile. ARGV: time to live as above, number of events, blocks. Returns 1 when
+# they were put into an empty log; 0, and nothing done, when there is a log.
+LOAD: Final = Script(
+    _CONSTANTS
+    + """
+if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
+redis.call('RPUSH', KEYS[1], struct.pack('<BI4', VERSION, tonumber(ARGV[2])))
+for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
+if tonumber(ARGV[1]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
+return 1
+"""
+)
+
+# KEYS: log, log of the release before, profile. ARGV: before_s; limit; keep; events of a block. Returns, as one msgpack
+# array (a reply of many elements takes the client longer than the round trip): all events of the log; those of newer
+# blocks that are not before the time; the blocks that hold the newest `limit` before it, oldest first, as one string;
+# the profile.
 READ: Final = Script(
-    f"local R = {RECORD_BYTES}"
-    """
+    _CONSTANTS
+    + _CODEC
+    + _ADD
+    + """
 local before, limit, keep = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local total = redis.call('STRLEN', KEYS[1]) / R
-if total % 1 ~= 0 then return redis.error_reply('user log is damaged: ' .. total * R .. ' bytes') end
-local start = math.max(0, total - keep)
-local function time_at(i)
-  return (struct.unpack('<i8', redis.call('GETRANGE', KEYS[1], i * R + 8, i * R + 15)))
-end
-local stop = total
-if total > start and time_at(total - 1) >= before then
-  local low = start
-  stop = total - 1
-  while low < stop do
-    local middle = math.floor((low + stop) / 2)
-    if time_at(middle) >= before then stop = middle else low = middle + 1 end
+adopt(KEYS[1], KEYS[2], keep, tonumber(ARGV[4]))
+local profile = redis.call('HGETALL', KEYS[3])
+local meta = redis.call('LINDEX', KEYS[1], 0)
+if not meta then return cmsgpack.pack({0, 0, '', profile}) end
+local total, later, found, blocks = meta_of(meta), 0, 0, {}
+for i = redis.call('LLEN', KEYS[1]) - 1, 1, -1 do
+  local block = redis.call('LINDEX', KEYS[1], i)
+  local head = header(block)
+  if head.first >= before then
+    later = later + head.count
+  elseif head.last >= before or found < limit then
+    table.insert(blocks, 1, block)
+    if head.last < before then found = found + head.count end
+    if found >= limit then break end
+  else
+    break
   end
 end
-local take = math.min(limit, stop - start)
-local records = ''
-if take > 0 then records = redis.call('GETRANGE', KEYS[1], (stop - take) * R, stop * R - 1) end
-return {records, stop - start, redis.call('HGETALL', KEYS[2])}
+return cmsgpack.pack({total, later, concat(blocks), profile})
 """
 )

@@ -14,7 +14,7 @@ from shared.userlog.client import StoreClient
 from shared.userlog.redis_log import RedisUserLog, UserLogConfig
 
 MAX_EVENTS = 6
-SLACK_EVENTS = 2
+BLOCK_EVENTS = 3
 
 _numbers = itertools.count()
 
@@ -41,7 +41,7 @@ async def client(server: EmbeddedStore) -> AsyncIterator[StoreClient]:
 @pytest.fixture
 def redis_log(client: StoreClient, namespace: str) -> RedisUserLog:
     return RedisUserLog(
-        client, UserLogConfig(namespace=namespace, max_events=MAX_EVENTS, slack_events=SLACK_EVENTS, timeout_ms=5_000)
+        client, UserLogConfig(namespace=namespace, max_events=MAX_EVENTS, block_events=BLOCK_EVENTS, timeout_ms=5_000)
     )
 
 
@@ -58,7 +58,16 @@ def log(request: pytest.FixtureRequest) -> UserLog:
 def event() -> Callable[..., Event]:
     """Makes events with few words: ``event("a", 10)``."""
 
-    def make(event_id: str, timestamp_s: int, user: int | str = 1, item: int | str = 7, weight: float = 1.0) -> Event:
-        return Event(event_id=event_id, user_id=user, item_id=item, weight=weight, timestamp_s=timestamp_s)
+    def make(
+        event_id: str,
+        timestamp_s: int,
+        user: int | str = 1,
+        item: int | str = 7,
+        weight: float = 1.0,
+        source: str | None = None,
+    ) -> Event:
+        return Event(
+            event_id=event_id, user_id=user, item_id=item, weight=weight, timestamp_s=timestamp_s, source=source
+        )
 
     return make

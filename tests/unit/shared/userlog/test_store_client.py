@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -12,11 +14,12 @@ import numpy.typing as npt
 import pytest
 
 from shared.errors import ConfigError, StoreUnavailableError
+from shared.hashing import id_key
 from shared.schema.api import Event
-from shared.userlog import AppendResult, EmbeddedStore, StoreConfig, UserLoad, connect
+from shared.userlog import AppendResult, EmbeddedStore, HistoryQuery, StoreConfig, UserLoad, connect
 from shared.userlog.client import StoreClient, guard
 from shared.userlog.redis_log import RedisUserLog, UserLogConfig
-from shared.userlog.scripts import APPEND, READ
+from shared.userlog.scripts import APPEND, LOAD, READ
 from tests.helpers.tcp_proxy import TcpProxy
 
 MakeEvent = Callable[..., Event]
@@ -153,7 +156,7 @@ async def test_a_full_pool_makes_callers_wait_and_then_fail(server: EmbeddedStor
 async def test_scripts_that_the_server_lost_are_sent_again(
     client: StoreClient, redis_log: RedisUserLog, event: MakeEvent
 ) -> None:
-    for script in (APPEND, READ):
+    for script in (APPEND, LOAD, READ):
         assert await client.script_load(script.text) in (script.sha, script.sha.encode())
     await client.script_flush()
     events = [event("a", 1, user=user) for user in range(5)]
@@ -188,13 +191,17 @@ async def test_append_is_one_round_trip_for_many_users(server: EmbeddedStore, na
         num_replies = 0
         await log.read(1, LATER, 5)
         assert num_replies == 1
+        num_replies = 0
+        histories = await log.read_many([HistoryQuery(user, 10) for user in range(50)], 5)
+        assert num_replies == 1
+        assert [len(history) for history in histories][:3] == [2, 3, 2]
         await client.aclose()
 
 
 async def test_a_refusal_of_the_server_is_a_store_error(
     client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
 ) -> None:
-    await client.sadd(f"{namespace}:{{i1}}:log1", "x")
+    await client.sadd(f"{namespace}:{{i1}}:log2", "x")
     with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
         await redis_log.append([event("a", 1)])
     with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
@@ -208,20 +215,65 @@ async def test_a_damaged_log_is_not_decoded(
     client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
 ) -> None:
     await redis_log.append([event("a", 1)])
-    await client.append(f"{namespace}:{{i1}}:log1", b"x")
-    with pytest.raises(StoreUnavailableError, match="user log is damaged: 29 bytes"):
-        await redis_log.read(1, LATER, 5)
-    with pytest.raises(StoreUnavailableError, match="user log is damaged: 29 bytes"):
-        await redis_log.append([event("b", 2)])
+    key = f"{namespace}:{{i1}}:log2"
+    raw: Any = client  # the client's annotations know text alone
+    block = await raw.lindex(key, 1)
+    for damaged in (block + b"x", block[:-1], block[:20], b""):
+        await raw.lset(key, 1, damaged)
+        with pytest.raises(StoreUnavailableError, match=f"user log is damaged: a block of {len(damaged)} bytes"):
+            await redis_log.read(1, LATER, 5)
+        with pytest.raises(StoreUnavailableError, match="user log is damaged"):
+            await redis_log.append([event("b", 2)])
 
 
-async def test_a_log_in_the_store_is_cut_only_past_its_slack(
+async def test_a_log_of_a_later_format_is_refused(
+    client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
+) -> None:
+    await redis_log.append([event("a", 1)])
+    raw: Any = client
+    await raw.lset(f"{namespace}:{{i1}}:log2", 0, struct.pack("<BI", 3, 1))
+    for call in (redis_log.read(1, LATER, 5), redis_log.append([event("b", 2)])):
+        with pytest.raises(StoreUnavailableError, match="user log has format 3, this release reads 2"):
+            await call
+
+
+async def test_a_log_of_the_release_before_is_taken_over(
+    client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
+) -> None:
+    old = f"{namespace}:{{i1}}:log1"
+    records = struct.pack("<qqqf", 1, 10, 7, 4.5) + struct.pack("<qqqf", id_key("x"), 20, id_key("item"), 3.3)
+    await client.set(old, records)
+    history = await redis_log.read(1, LATER, 5)
+    assert history.item_keys.tolist() == [7, id_key("item")]
+    assert history.weights.tolist() == [4.5, float(np.float32(3.3))]
+    assert history.timestamps_s.tolist() == [10, 20]
+    assert not await client.exists(old)
+    await client.set(old, records + struct.pack("<qqqf", 2, 30, 8, 1.0))  # a process of that release still runs
+    assert await redis_log.append([event("1", 10), event("x", 20), event("2", 30)]) == AppendResult(duplicates=3)
+    assert (await redis_log.read(1, LATER, 5)).item_keys.tolist() == [7, id_key("item"), 8]
+
+
+async def test_a_log_expires_after_its_last_event(client: StoreClient, namespace: str, event: MakeEvent) -> None:
+    log = RedisUserLog(client, UserLogConfig(namespace=namespace, ttl_s=1_000, timeout_ms=5_000))
+    await log.load_many([UserLoad(1, *_history(1), {"a": "b"})])
+    keys = [f"{namespace}:{{i1}}:{kind}" for kind in ("log2", "profile")]
+    assert [await client.ttl(key) for key in keys] == [1_000, 1_000]
+    for key in keys:
+        await client.expire(key, 5)
+    await log.read(1, LATER, 5)
+    assert [await client.ttl(key) for key in keys] == [5, 5]  # reading is no event
+    await log.append([event("a", 1)])
+    assert [await client.ttl(key) for key in keys] == [1_000, 1_000]
+
+
+async def test_a_log_in_the_store_is_cut_by_whole_blocks(
     client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
 ) -> None:
     lengths = []
+    raw: Any = client
     for time in range(12):
         await redis_log.append([event(f"e{time}", time)])
-        lengths.append(await client.strlen(f"{namespace}:{{i1}}:log1") // 28)
+        lengths.append(struct.unpack("<BI", await raw.lindex(f"{namespace}:{{i1}}:log2", 0))[1])
     assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 6, 7, 8, 6]
 
 

@@ -11,12 +11,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from shared.errors import InvalidRequestError
 from shared.hashing import id_key
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
-from shared.userlog import AppendResult, EmbeddedStore, MemoryUserLog, StoreConfig, UserLoad, UserLog, connect
+from shared.userlog import (
+    AppendResult,
+    EmbeddedStore,
+    HistoryQuery,
+    MemoryUserLog,
+    StoreConfig,
+    UserLoad,
+    UserLog,
+    connect,
+)
 from shared.userlog.redis_log import RedisUserLog, UserLogConfig
-from tests.unit.shared.userlog.conftest import MAX_EVENTS, SLACK_EVENTS
+from tests.unit.shared.userlog.conftest import BLOCK_EVENTS, MAX_EVENTS
 
 MakeEvent = Callable[..., Event]
 
@@ -28,7 +38,8 @@ def load(user: int | str, times: list[int], ids: list[int | str], profile: dict[
     return UserLoad(
         user=user,
         item_keys=np.arange(num_events, dtype=np.int64) + 100,
-        weights=(np.arange(num_events) / 2).astype(np.float32),
+        weights=(np.arange(num_events) / 3).astype(np.float32),
+        sources=(np.arange(num_events) % 2).astype(np.uint8),
         timestamps_s=np.array(times, np.int64),
         event_ids=ids,
         profile=profile or {},
@@ -84,6 +95,29 @@ async def test_the_newest_of_them_and_their_number(log: UserLog, event: MakeEven
         await log.read(1, 4, -1)
 
 
+async def test_many_histories_at_once(log: UserLog, event: MakeEvent) -> None:
+    await log.append(
+        [event(f"e{time}", time, user=user, item=10 * user + time) for user in (1, 2) for time in range(5)]
+    )
+    queries = [HistoryQuery(2, 3), HistoryQuery(7, 9), HistoryQuery(1, 2), HistoryQuery("2", 5), HistoryQuery(2, 0)]
+    histories = await log.read_many(queries, 2)
+    assert [history.item_keys.tolist() for history in histories] == [[21, 22], [], [10, 11], [23, 24], []]
+    assert [history.num_total for history in histories] == [3, 0, 2, 5, 0]
+    assert await log.read_many([], 2) == []
+    with pytest.raises(ValueError, match="0 or more"):
+        await log.read_many(queries, -1)
+
+
+async def test_events_keep_their_source(log: UserLog, event: MakeEvent) -> None:
+    await log.append([event("a", 1, source="search"), event("b", 2), event("c", 3, source="search")])
+    history = await log.read(1, LATER, 10)
+    assert history.sources is not None
+    assert history.sources.tolist() == [3, 0, 3]
+    with pytest.raises(InvalidRequestError, match="source must be one of"):
+        await log.append([event("d", 4), event("e", 5, source="nowhere")])
+    assert (await log.read(1, LATER, 10)).num_total == 3
+
+
 async def test_an_event_id_counts_once_a_user(log: UserLog, event: MakeEvent) -> None:
     first = [event("a", 10, item=1), event("b", 20, item=2)]
     assert await log.append([*first, event("a", 10, item=1)]) == AppendResult(appended=2, duplicates=1)
@@ -125,7 +159,7 @@ async def test_a_log_is_bounded(log: UserLog, event: MakeEvent) -> None:
         assert history.item_keys.tolist() == list(range(max(0, time + 1 - MAX_EVENTS), time + 1))
 
 
-@pytest.mark.parametrize("num_events", [MAX_EVENTS - 1, MAX_EVENTS, MAX_EVENTS + 1, MAX_EVENTS + SLACK_EVENTS + 1, 40])
+@pytest.mark.parametrize("num_events", [MAX_EVENTS - 1, MAX_EVENTS, MAX_EVENTS + 1, MAX_EVENTS + BLOCK_EVENTS + 1, 40])
 async def test_a_batch_larger_than_a_log_keeps_its_newest(log: UserLog, event: MakeEvent, num_events: int) -> None:
     order = list(range(num_events))
     random.Random(3).shuffle(order)
@@ -162,7 +196,7 @@ async def test_load_brings_history_and_profile(log: UserLog) -> None:
     assert await log.load_many([one]) == AppendResult(appended=3)
     history = await log.read(5, LATER, 10)
     assert history.item_keys.tolist() == [101, 102, 100]
-    assert history.weights.tolist() == [0.5, 1.0, 0.0]
+    assert history.weights.tolist() == np.array([1 / 3, 2 / 3, 0], np.float32).tolist()
     assert history.profile == {"gender": "F", "city": "Zürich"}
     assert await log.load_many([one]) == AppendResult(duplicates=3)
     assert (await log.read(5, LATER, 10)).item_keys.tolist() == [101, 102, 100]
@@ -256,14 +290,14 @@ def test_the_store_and_the_plain_model_never_differ(
 
 async def _compare(server: EmbeddedStore, operations: list[tuple[str, list[tuple[int, int]]]]) -> None:
     client = connect(StoreConfig(url=server.url))
-    config = UserLogConfig(namespace="model", max_events=MAX_EVENTS, slack_events=SLACK_EVENTS, timeout_ms=5_000)
+    config = UserLogConfig(namespace="model", max_events=MAX_EVENTS, block_events=BLOCK_EVENTS, timeout_ms=5_000)
     real, model = RedisUserLog(client, config), MemoryUserLog(MAX_EVENTS)
     await real.delete(1)
     try:
         for kind, pairs in operations:
             for log in (real, model):
                 await _apply(log, kind, pairs)
-            for before_s, limit in ((5, 2), (12, 100), (100, 3), (100, 100)):
+            for before_s, limit in ((5, 2), (12, 100), (100, 3), (LATER, 4), (LATER, 100)):
                 assert _plain(await real.read(1, before_s, limit)) == _plain(await model.read(1, before_s, limit))
     finally:
         await client.aclose()
@@ -277,7 +311,14 @@ async def _apply(log: UserLog, kind: str, pairs: list[tuple[int, int]]) -> None:
         result = await log.load_many([load(1, [time for _, time in pairs], [number for number, _ in pairs])])
     else:
         events = [
-            Event(event_id=str(number), user_id=1, item_id=position, weight=1.0, timestamp_s=time)
+            Event(
+                event_id=str(number),
+                user_id=1,
+                item_id=position if position % 3 else f"item-{position}",
+                weight=position / 4,
+                timestamp_s=time << (position % 2 * 20),
+                source=("feed", None)[position % 2],
+            )
             for position, (number, time) in enumerate(pairs)
         ]
         result = await log.append(events)
@@ -285,5 +326,6 @@ async def _apply(log: UserLog, kind: str, pairs: list[tuple[int, int]]) -> None:
 
 
 def _plain(history: UserHistory) -> tuple[object, ...]:
-    columns = (history.item_keys, history.timestamps_s, history.weights)
+    assert history.sources is not None
+    columns = (history.item_keys, history.timestamps_s, history.weights, history.sources)
     return (*(column.tolist() for column in columns), history.num_total, history.profile)
