@@ -17,8 +17,9 @@ from models.embedding.serving_rows import with_serving_rows
 from models.embedding.tables import group, table_weight
 from models.embedding.vocabulary import Vocabulary
 from models.ranker import Ranker
+from models.request_tables import item_genre_matrix
 from models.source import MemorySource, Tensors, WeightSource
-from models.stations import DENSE_GROUP, NETWORK_PREFIX, item_genre_matrix, load_network
+from models.stations import DENSE_GROUP, NETWORK_PREFIX, load_network
 
 
 def export_source(

@@ -14,8 +14,8 @@ from models.export import export_source
 from models.golden import GoldenRequest, add_golden
 from models.inputs import COUNTER_FEATURES
 from models.ranker import Ranker
+from models.request_tables import item_genre_matrix
 from models.source import MemorySource
-from models.stations import item_genre_matrix
 from shared.hashing import EntityId, id_keys
 from shared.schema.user import UserHistory
 

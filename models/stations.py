@@ -7,7 +7,8 @@ weights and holds no other state. Arrays of other processes may be read-only; th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,12 +22,11 @@ from models.arrays import tensor_view
 from models.calibration import Calibration
 from models.config import OBJECTIVES, RankerConfig
 from models.embedding.assemble import Assembler
-from models.embedding.catalog import ItemCatalog
 from models.embedding.serving_rows import hot_rows
 from models.embedding.table_shard import TableShard as TableShard
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
-from models.execution import executed
+from models.execution import FusedNetwork, executed
 from models.execution_config import REFERENCE, Execution, Precision
 from models.heads import combined_value, probabilities
 from models.inputs import RequestInputs, request_inputs
@@ -34,7 +34,7 @@ from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.quantize.measure import with_formats
 from models.quantize.plan import PrecisionPlan, shapes_digest
-from models.ranker import event_table, genre_matrix
+from models.request_tables import RequestTables, RowLookup, published_rows
 from models.source import WeightSource
 from shared.clock import Clock, SystemClock
 from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
@@ -47,6 +47,9 @@ from shared.schema.user import UserHistory
 StateArrays = dict[str, npt.NDArray[np.float32]]
 DENSE_GROUP = "dense"
 NETWORK_PREFIX = "network."
+
+SIGNALS_NAME = "signals"
+"""Among the tensors of a user state: the request-only signals that the ingress routes this user by, float32 [K]."""
 
 ROWS_MULTIPLE = 8
 """Candidates are padded to a multiple of this, so that the bits of a score do not depend on how many others there are.
@@ -62,22 +65,29 @@ class RequestEncoder:
     Args:
         source: The weights.
         execution: Kernels and dtype.
+        lookup: Rows of the tables; None: as the weights were published.
     """
 
-    def __init__(self, source: WeightSource, execution: Execution = REFERENCE) -> None:
+    def __init__(self, source: WeightSource, execution: Execution = REFERENCE, lookup: RowLookup | None = None) -> None:
         config = RankerConfig.model_validate(source.json("model"))
         self.execution = execution
         self._config = config
         self._network = executed(load_network(source, config), execution)
         used = dict.fromkeys(["item", *(feature.table for feature in config.request_features)])
         self._vocabularies = {name: Vocabulary.from_weights(source, name) for name in used}
-        self._tables = {name: tensor_view(table_weight(source, name)) for name in used if name != "item"}
-        self._events = _event_table(source, config, self._vocabularies["item"])
+        self._tables = RequestTables(source, config, self._vocabularies["item"])
+        self._lookup = lookup or published_rows(source, config)
 
     @classmethod
     def from_weights(cls, source: WeightSource, execution: Execution = REFERENCE) -> Self:
         """Build from a weights version."""
         return cls(source, execution)
+
+    def reading(self, lookup: RowLookup) -> RequestEncoder:
+        """Return the same network over other rows: those of a state of weights that change while they serve."""
+        other = copy(self)
+        other._lookup = lookup
+        return other
 
     @property
     def history_length(self) -> int:
@@ -110,22 +120,6 @@ class RequestEncoder:
         )
         return self._run(inputs)
 
-    def cold_start(self) -> StateArrays:
-        """Return the state of a user about whom nothing is known: no history, every attribute out of vocabulary."""
-        rows = np.full((1, len(self._config.request_features)), OOV_ROW, np.int64)
-        nothing = np.zeros((1, 0), np.int64)
-        inputs = request_inputs(
-            rows,
-            nothing,
-            nothing.astype(np.float32),
-            nothing,
-            nothing.astype(np.bool_),
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            self._config.encoder.num_events,
-        )
-        return self._run(inputs)
-
     def _feature_rows(self, profile: dict[str, str], user: EntityId, surface: str) -> npt.NDArray[np.int64]:
         values: dict[str, EntityId] = {**profile, "user_id": user, "surface": surface}
         rows = np.full((1, len(self._config.request_features)), OOV_ROW, np.int64)
@@ -139,23 +133,8 @@ class RequestEncoder:
 
     @torch.inference_mode()
     def _run(self, inputs: RequestInputs) -> StateArrays:
-        rows = tensor_view(inputs.feature_rows)
-        features = torch.stack(
-            [
-                self._tables[feature.table][rows[:, index]]
-                for index, feature in enumerate(self._config.request_features)
-            ],
-            dim=1,
-        )
-        state = self._network.encode(
-            features=features,
-            items=self._events[tensor_view(inputs.item_rows)],
-            weight_buckets=tensor_view(inputs.weight_buckets),
-            gap_buckets=tensor_view(inputs.gap_buckets),
-            mask=None,
-            dense=tensor_view(inputs.dense),
-        )
-        return {name: np.ascontiguousarray(value[0].numpy()) for name, value in state.items()}
+        features = self._tables.features(inputs.feature_rows, self._lookup)
+        return _encoded(self._network, inputs, features, self._tables.events(inputs.item_rows, self._lookup))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +187,14 @@ class CandidateRanker:
             precision: Precision = "bfloat16" if is_low else "float32"
             self.execution = Execution("reference", precision, f"by plan {_in_words(plan)}")
         self._network = executed(network, self.execution)
-        self._assembler = Assembler(
-            config,
-            {name: table_weight(source, name)[OOV_ROW] for name in config.candidate_tables},
-            hot_rows(source, config),
-        )
+        unknown = {table.name: table_weight(source, table.name)[OOV_ROW] for table in config.tables}
+        oov_rows = {name: np.array(unknown[name]) for name in config.candidate_tables}
+        self._assembler = Assembler(config, oov_rows, hot_rows(source, config))
         self._objective_weights = np.array([config.objective_weights[name] for name in OBJECTIVES], np.float32)
         self._calibration = Calibration.from_weights(source, config.depths)
-        self._cold_start = RequestEncoder(source, execution).cold_start()
+        # A plan is for the candidate side.
+        encoder = self._network if plan is None else executed(load_network(source, config), execution)
+        self.cold_start = _cold_start(encoder, config, unknown)
 
     @classmethod
     def from_weights(
@@ -261,7 +240,7 @@ class CandidateRanker:
             )
         begin_s = self._clock.monotonic_s()
         pooled = self._assembler.pool(features, rows)
-        tensors = _wrap_state(self._cold_start if state is None else state)
+        tensors = _wrap_state(self.cold_start if state is None else state)
         candidates = (tensor_view(pooled.values), tensor_view(features.dense))
         with torch.inference_mode():
             whole = _pad(candidates[0])
@@ -307,7 +286,7 @@ class CandidateRanker:
         They are evaluated without a speculative input of their own, so an embedding never feeds on an older one.
         """
         pooled = tensor_view(self._assembler.pool(features, rows).values)
-        tensors = _wrap_state(self._cold_start if state is None else state)
+        tensors = _wrap_state(self.cold_start if state is None else state)
         with torch.inference_mode():
             rows_k = tensor_view(positions.astype(np.int64))
             chosen, counters = _pad(pooled[rows_k]), _pad(tensor_view(features.dense)[rows_k])
@@ -346,6 +325,48 @@ class CandidateRanker:
         return scores, combined_value(scores, self._objective_weights)
 
 
+def _cold_start(
+    network: RankingNetwork | FusedNetwork, config: RankerConfig, unknown: Mapping[str, npt.NDArray[np.float32]]
+) -> StateArrays:
+    """Return the state of a user about whom nothing is known: no history, every attribute out of vocabulary.
+
+    Args:
+        network: Encodes it.
+        config: Its configuration.
+        unknown: table -> float32 [D], its row for ids out of vocabulary.
+    """
+    nothing = np.zeros((1, 0), np.int64)
+    inputs = request_inputs(
+        np.full((1, len(config.request_features)), OOV_ROW, np.int64),
+        nothing,
+        nothing.astype(np.float32),
+        nothing,
+        nothing.astype(np.bool_),
+        np.zeros(1, np.int64),
+        np.zeros(1, np.int64),
+        config.encoder.num_events,
+    )
+    features = np.stack([unknown[feature.table] for feature in config.request_features])[None]
+    with torch.inference_mode():
+        return _encoded(network, inputs, tensor_view(features), torch.zeros(1, 0, config.width))
+
+
+def _encoded(
+    network: RankingNetwork | FusedNetwork, inputs: RequestInputs, features: Tensor, events: Tensor
+) -> StateArrays:
+    """Encode one request: features [1, F, D], events [1, L, D] -> the tensors of its state."""
+    state = network.encode(
+        features=features,
+        items=events,
+        weight_buckets=tensor_view(inputs.weight_buckets),
+        gap_buckets=tensor_view(inputs.gap_buckets),
+        mask=None,
+        dense=tensor_view(inputs.dense),
+    )
+    arrays = {name: np.ascontiguousarray(value[0].numpy()) for name, value in state.items()}
+    return {**arrays, SIGNALS_NAME: np.ascontiguousarray(inputs.dense[0])}
+
+
 def _in_words(plan: PrecisionPlan) -> str:
     """Return how many layers have which format: ``4 layers in int8, 2 in bf16, NE +0.01%``."""
     counts = Counter(plan.layers.values())
@@ -376,29 +397,6 @@ def load_network(source: WeightSource, config: RankerConfig) -> RankingNetwork:
             file=DENSE_GROUP,
         ) from error
     return network.requires_grad_(False).eval()
-
-
-def _event_table(source: WeightSource, config: RankerConfig, items: Vocabulary) -> Tensor:
-    """Return what each item row embeds to as an event: [item rows, D]."""
-    weight = tensor_view(table_weight(source, "item"))
-    genres = tensor_view(table_weight(source, "genre"))
-    return event_table(
-        config,
-        weight,
-        tensor_view(item_genre_matrix(items, ItemCatalog.from_weights(source), len(weight), len(genres))),
-        genres,
-    )
-
-
-def item_genre_matrix(
-    items: Vocabulary, catalog: ItemCatalog, num_item_rows: int, num_genre_rows: int
-) -> npt.NDArray[np.float32]:
-    """Return mean pooling of genres by item row: float32 [num_item_rows, num_genre_rows]."""
-    matrix = np.zeros((num_item_rows, num_genre_rows), np.float32)
-    rows = items.rows(catalog.item_keys)
-    known = rows != OOV_ROW
-    matrix[rows[known]] = genre_matrix(catalog.genre_rows, catalog.genre_offsets, num_genre_rows)[known]
-    return matrix
 
 
 def _wrap_state(state: StateArrays) -> dict[str, Tensor]:

@@ -200,7 +200,7 @@ def test_cold_start_stands_in_for_a_missing_state(world: _World) -> None:
     assert ranking.cold_start
     assert compare(answer, ranking, world.tolerance) == []
     unknown = world.encoder.encode(UserHistory.empty(), "nobody", "nowhere", 5)
-    for name, value in world.encoder.cold_start().items():
+    for name, value in world.ranker.cold_start.items():
         np.testing.assert_array_equal(unknown[name], value)
 
 
