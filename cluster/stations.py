@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from models.execution_config import Execution
     from models.stations import CandidateRanker
+    from shared.hashing import EntityId
     from shared.schema.api import Event
     from shared.schema.embeddings import EmbeddingRows
     from shared.schema.features import FeatureBatch, PreprocessTask
@@ -227,6 +228,11 @@ class Sequence(Station):
         """See ``SequenceService.append``."""
         result: dict[str, int] = await self.service.append(events)
         return result
+
+    async def forget(self, user: EntityId) -> bool:
+        """See ``SequenceService.forget``."""
+        found: bool = await self.service.forget(user)
+        return found
 
 
 class Speculative(Station):

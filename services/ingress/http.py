@@ -17,7 +17,7 @@ from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
 from services.ingress.service import IngressService
 from shared.errors import RankMeshError
-from shared.schema.api import EventsRequest, RankRequest
+from shared.schema.api import EventsRequest, RankRequest, UserPath
 
 ResultT = TypeVar("ResultT")
 Answer = Callable[[Request], Awaitable[Response]]
@@ -44,6 +44,7 @@ def create_app(service: IngressService) -> FastAPI:
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
     _add_rank(app, service)
     _add_events(app, service)
+    _add_forget(app, service)
     _add_views(app, service)
     _add_page(app, load_page())
     app.add_exception_handler(RankMeshError, _on_known_error)
@@ -74,6 +75,18 @@ def _add_events(app: FastAPI, service: IngressService) -> None:
         return _gone() if answer is None else Response(body.encode(dict(answer), media), media_type=media)
 
     app.add_api_route("/v1/events", append_events, methods=["POST"], response_class=Response)
+
+
+def _add_forget(app: FastAPI, service: IngressService) -> None:
+    async def forget(request: Request) -> Response:
+        media = body.response_type(request.headers)
+        service.events_gate.check()
+        user = body.validate(UserPath, {"user_id": request.path_params["user_id"]}).user_id
+        answer = await _while_connected(request, service.forget(user))
+        return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
+
+    # ":path": an id may hold a slash.
+    app.add_api_route("/v1/users/{user_id:path}/events", forget, methods=["DELETE"], response_class=Response)
 
 
 def _add_views(app: FastAPI, service: IngressService) -> None:

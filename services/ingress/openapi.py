@@ -16,14 +16,14 @@ from services.ingress.config import IngressConfig
 from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
 from services.ingress.routing import AUTO
 from shared.hashing import ID_CHARS_MAX, ID_MAX
-from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
+from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
 
 Document = dict[str, Any]
 
 API_VERSION = "1"
 
 _SCHEMAS: tuple[type[BaseModel], ...] = (
-    RankRequest, RankResponse, EventsRequest, EventsResponse, ErrorBody, HealthBody, ReadyBody, StatusBody, ModelsBody,
+    RankRequest, RankResponse, EventsRequest, EventsResponse, ForgetResponse, ErrorBody, HealthBody, ReadyBody, StatusBody, ModelsBody,
 )  # fmt: skip
 
 _REFUSALS = {
@@ -78,6 +78,7 @@ def openapi_document(config: IngressConfig) -> Document:
                     "append_events", "Append events to users' logs", EventsRequest, EventsResponse, _example_events()
                 )
             },
+            "/v1/users/{user_id}/events": {"delete": _forget()},
             "/v1/models": {"get": _get("models", "The models that this mesh ranks with", ModelsBody)},
             "/v1/status": {"get": _get("status", "Every deployment, replica and weights version", StatusBody)},
             "/v1/samples": {"get": _samples()},
@@ -102,6 +103,22 @@ def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel
                 "content": {media: {"schema": _ref(answer.__name__)} for media in MEDIA_TYPES},
             },
             **{status: _refusal(status) for status in _REFUSALS},
+        },
+    }
+
+
+def _forget() -> Document:
+    statuses = ("406", "422", "429", "500", "503", "504")
+    return {
+        "operationId": "forget_user",
+        "summary": "Delete a user's events and profile",
+        "parameters": [{"name": "user_id", "in": "path", "required": True, "schema": _ref("Id")}],
+        "responses": {
+            "200": {
+                "description": "The user is forgotten.",
+                "content": {media: {"schema": _ref(ForgetResponse.__name__)} for media in MEDIA_TYPES},
+            },
+            **{status: _refusal(status) for status in statuses},
         },
     }
 

@@ -132,19 +132,34 @@ class IngressService:
             RankMeshError: the events could not be stored or buffered.
         """
         check_events(request, self.config.limits)
+        result: dict[str, int] = await self._on_user_log("append", list(request.events))
+        return result
+
+    async def forget(self, user: EntityId) -> dict[str, Any]:
+        """Delete a user's events and profile; tried twice, which is safe because what is gone stays gone.
+
+        Returns:
+            The fields of ``ForgetResponse``.
+
+        Raises:
+            OverloadedError: too many changes of logs are in flight.
+            RankMeshError: the store is out of reach.
+        """
+        return {"user_id": user, "deleted": bool(await self._on_user_log("forget", canonical_id(user)))}
+
+    async def _on_user_log(self, method: str, argument: object) -> Any:
         with self.events_gate.enter(), self._stats.request("events", self.clock.monotonic_s()):
             deadline = Deadline.after_ms(self.config.budgets.events_ms, self.clock)
-            leg = await self._append_once(request, deadline)
+            leg = await self._call_once(method, argument, deadline)
             if leg.error is not None and leg.error.retryable:
                 self._stats.retried([leg.name])
-                leg = await self._append_once(request, deadline)
+                leg = await self._call_once(method, argument, deadline)
             if leg.value is None:
                 raise leg.error or deadline.error(leg.name)
-            result: dict[str, int] = leg.value
-            return result
+            return leg.value
 
-    async def _append_once(self, request: EventsRequest, deadline: Deadline) -> Leg:
-        leg = Leg("sequence", self._stations.sequence.call("append", list(request.events)), self.clock, fetch=True)
+    async def _call_once(self, method: str, argument: object, deadline: Deadline) -> Leg:
+        leg = Leg("sequence", self._stations.sequence.call(method, argument), self.clock, fetch=True)
         try:
             await all_ended([leg], deadline.at_s, self.clock)
         finally:

@@ -33,6 +33,10 @@ class HistoryCache:
         if len(self._histories) > self._users_max:
             self._histories.popitem(last=False)
 
+    def forget(self, user: EntityId) -> None:
+        """Drop what is remembered of a user."""
+        self._histories.pop(canonical_id(user), None)
+
     def last_known(self, user: EntityId, before_s: int) -> UserHistory | None:
         """Return what is remembered of a user's events strictly before a time, None when nothing is.
 
@@ -53,4 +57,5 @@ class HistoryCache:
             history.timestamps_s[:num_earlier],
             history.num_total - num_later,
             history.profile,
+            None if history.sources is None else history.sources[:num_earlier],
         )

@@ -16,6 +16,7 @@ from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, StoreUnavailableError
 from shared.log import JsonLogger
+from shared.hashing import EntityId
 from shared.schema.api import Event
 from shared.schema.stamp import Stamp
 from shared.schema.user import EncodeTask, UserHistory, UserState
@@ -123,6 +124,17 @@ class SequenceService:
                 self.meter.add("events_total", count, fate=what)
             self.meter.metrics.set("buffered_events", self._log.num_buffered)
             return counts
+
+    async def forget(self, user: EntityId) -> bool:
+        """Delete a user's events and profile, those that wait in this replica included.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach; nothing is deleted then.
+        """
+        with self.meter.call("forget"):
+            found = await self._log.delete(user)
+            self._histories.forget(user)
+            return found
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

@@ -215,6 +215,19 @@ class EventsResponse(_Body):
     )
 
 
+class UserPath(_Body):
+    """The user whom a path names."""
+
+    user_id: ApiId
+
+
+class ForgetResponse(_Body):
+    """A user's log was deleted."""
+
+    user_id: ApiId
+    deleted: bool = Field(description="whether there was anything: events, profile, or events that waited")
+
+
 class ErrorBody(_Body):
     """Every answer that is not 2xx."""
 

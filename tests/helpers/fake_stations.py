@@ -16,6 +16,7 @@ from services.ingress.service import IngressService
 from shared.clock import Clock, ManualClock
 from shared.handle import LocalHandle
 from shared.hashing import id_keys
+from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.embeddings import EmbeddingRows
@@ -51,6 +52,12 @@ class FakeSequence:
     async def append(self, events: list[Event]) -> dict[str, int]:
         self.appended.extend(events)
         return {"appended": len(events), "duplicates": 0, "expired": 0, "buffered": 0}
+
+    async def forget(self, user: EntityId) -> bool:
+        kept = [event for event in self.appended if canonical_id(event.user_id) != user]
+        found = len(kept) < len(self.appended)
+        self.appended = kept
+        return found
 
 
 class FakeEmbedding:
