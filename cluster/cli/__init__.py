@@ -51,7 +51,8 @@ def options(
     """Take the options that belong to no verb."""
 
 
-for module in (run, lifecycle, status, rank, events, train, publish, delta, simplify, quantize, tune, plan, bench):
+for module in (run, lifecycle, status, rank, train, publish, delta, simplify, quantize, tune, plan, bench):
     app.registered_commands += module.app.registered_commands
+app.add_typer(events.app, name="events")
 
 __all__ = ["app"]

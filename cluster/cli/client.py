@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from shared.errors import RankMeshError, StageUnavailableError
-from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
+from shared.hashing import EntityId
+from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
 
 TIMEOUT_S = 30.0
 """Longest wait for one answer; far over any deadline that a request may carry."""
@@ -55,6 +57,14 @@ class Client:
             RankMeshError: the mesh is out of reach or refuses.
         """
         return self._checked(EventsResponse, self._call("POST", "/v1/events", events))
+
+    def forget(self, user: EntityId) -> ForgetResponse:
+        """Delete a user's events and profile.
+
+        Raises:
+            RankMeshError: the mesh is out of reach or refuses.
+        """
+        return self._checked(ForgetResponse, self._call("DELETE", f"/v1/users/{quote(str(user), safe='')}/events"))
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object of ``GET path``.

@@ -1,4 +1,4 @@
-"""``rankmesh events``: append one event, or a file of them, to the users' logs."""
+"""``rankmesh events``: append one event, or a file of them, to the users' logs; ``events delete`` forgets a user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cluster.cli.options import (
 if TYPE_CHECKING:
     from shared.schema.api import Event
 
-app = typer.Typer()
+app = typer.Typer(invoke_without_command=True)
 
 BATCH = 500
 """Events of one append; under every sensible limit of a deployment."""
@@ -32,14 +32,19 @@ BATCH = 500
 LINE_BYTES_MAX = 65_536
 
 
-@app.command()
+@app.callback()
 def events(
+    context: typer.Context,
     user: Annotated[str | None, typer.Option("--user", help="User id of one event.", show_default=False)] = None,
     item: Annotated[str | None, typer.Option("--item", help="Item id of one event.", show_default=False)] = None,
     weight: Annotated[
         float, typer.Option("--weight", "--rating", min=0, max=1e6, help="What it is worth, here the rating.")
     ] = 5.0,
     at: AtOption = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", help="Where it happened; default: the deployment's first source.", show_default=False),
+    ] = None,
     event_id: Annotated[
         str | None,
         typer.Option(
@@ -60,6 +65,10 @@ def events(
 
     A line of the file: {"event_id": "e1", "user_id": 6040, "item_id": 260, "weight": 5, "timestamp_s": 978300000}
     """
+    if context.invoked_subcommand is not None:
+        if user or item or file:
+            raise usage_error(f"they go after {context.invoked_subcommand}", "--user, --item, --file")
+        return
     from rich.console import Console
 
     from cluster.cli.client import Client
@@ -69,7 +78,7 @@ def events(
     if (file is None) == (user is None or item is None):
         raise usage_error("give either --user and --item, or --file", "--file")
     if file is None:
-        found: Iterator[Event] = iter([one_event(str(user), str(item), weight, parse_time(at), event_id)])
+        found: Iterator[Event] = iter([one_event(str(user), str(item), weight, parse_time(at), event_id, source)])
     else:
         found = _read(file)
     counts = {"appended": 0, "duplicates": 0, "expired": 0, "buffered": 0}
@@ -86,14 +95,37 @@ def events(
     words = [f"{counts['appended']:,} appended", f"{counts['duplicates']:,} there already"]
     if counts["expired"]:
         words.append(f"{counts['expired']:,} older than all that a full log holds")
-    if counts["expired"]:
-        words.append(f"{counts['expired']:,} older than all that a full log holds")
     if counts["buffered"]:
         words.append(f"{counts['buffered']:,} kept in memory until the store is back")
     Console(highlight=False).print(", ".join(words))
 
 
-def one_event(user: str, item: str, weight: float, timestamp_s: int | None, event_id: str | None) -> Event:
+@app.command()
+def delete(
+    user: Annotated[str, typer.Option("--user", help="User id.", show_default=False)],
+    as_json: JsonOption = False,
+    name: NameOption = DEFAULT_NAME,
+    port: PortOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Delete a user's events and profile from the log."""
+    from rich.console import Console
+
+    from cluster.cli.client import Client
+    from cluster.cli.locate import mesh_url
+
+    with Client(mesh_url(name, port, url)) as client:
+        answer = client.forget(parse_id(user))
+    if as_json:
+        sys.stdout.write(answer.model_dump_json() + "\n")
+        return
+    found = "events and profile are deleted" if answer.deleted else "there was nothing to delete"
+    Console(highlight=False).print(f"user {user}: {found}")
+
+
+def one_event(
+    user: str, item: str, weight: float, timestamp_s: int | None, event_id: str | None, source: str | None = None
+) -> Event:
     """Make one event; without an id, the same event always gets the same.
 
     Args:
@@ -102,6 +134,7 @@ def one_event(user: str, item: str, weight: float, timestamp_s: int | None, even
         weight: What it is worth.
         timestamp_s: Seconds since the epoch; None: now.
         event_id: Its id; None: derived from the rest.
+        source: Where it happened; None: the deployment's first source.
 
     Raises:
         typer.BadParameter: a value breaks a limit of the API.
@@ -115,15 +148,16 @@ def one_event(user: str, item: str, weight: float, timestamp_s: int | None, even
     user_id, item_id = parse_id(user), parse_id(item)
     when = int(SystemClock().now_s()) if timestamp_s is None else timestamp_s
     if event_id is None:
-        content = f"{store_token(user_id)}:{store_token(item_id)}:{weight!r}:{when}"
+        content = f"{store_token(user_id)}:{store_token(item_id)}:{weight!r}:{when}" + (f":{source}" if source else "")
         event_id = f"cli-{hash64(content.encode()):016x}"
     try:
-        return Event(event_id=event_id, user_id=user_id, item_id=item_id, weight=weight, timestamp_s=when)
+        return Event(
+            event_id=event_id, user_id=user_id, item_id=item_id, weight=weight, timestamp_s=when, source=source
+        )
     except ValidationError as error:
         first = error.errors()[0]
-        option = {"event_id": "--id", "user_id": "--user", "item_id": "--item", "timestamp_s": "--at"}.get(
-            str(first["loc"][0]), "--weight"
-        )
+        options = {"event_id": "--id", "user_id": "--user", "item_id": "--item", "timestamp_s": "--at"}
+        option = {**options, "source": "--source"}.get(str(first["loc"][0]), "--weight")
         raise usage_error(f"{first['msg']} (value {first['input']!r})", option) from error
 
 

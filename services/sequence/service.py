@@ -15,8 +15,8 @@ from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, StoreUnavailableError
-from shared.log import JsonLogger
 from shared.hashing import EntityId
+from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.stamp import Stamp
 from shared.schema.user import EncodeTask, UserHistory, UserState

@@ -15,8 +15,7 @@ from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
 from shared.clock import Clock, ManualClock
 from shared.handle import LocalHandle
-from shared.hashing import id_keys
-from shared.hashing import EntityId, canonical_id
+from shared.hashing import EntityId, canonical_id, id_keys
 from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.embeddings import EmbeddingRows

@@ -23,9 +23,8 @@ VERBS = {
 def test_the_verbs() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert {
-        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
-    } == VERBS
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert commands | {group.name for group in app.registered_groups} == VERBS
     assert all(verb in result.output for verb in VERBS)
 
 

@@ -89,3 +89,31 @@ def test_the_verb_adds_up_what_became_of_each_batch(monkeypatch: pytest.MonkeyPa
     assert result.exit_code == 0, result.output
     assert sizes == [BATCH, 1]
     assert result.output.strip() == f"{BATCH - 1} appended, 2 there already"
+
+
+@pytest.mark.parametrize(("deleted", "words"), [(True, "events and profile are deleted"), (False, "nothing to delete")])
+def test_a_user_is_deleted_by_a_verb_of_its_own(monkeypatch: pytest.MonkeyPatch, deleted: bool, words: str) -> None:
+    seen: list[str] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        seen.append(f"{request.method} {request.url.raw_path.decode()}")
+        return httpx.Response(200, json={"user_id": "a/b", "deleted": deleted})
+
+    class FakeNetClient(client.Client):
+        def __init__(self, url: str) -> None:
+            super().__init__(url, transport=httpx.MockTransport(respond))
+
+    monkeypatch.setattr(client, "Client", FakeNetClient)
+    arguments = ["events", "delete", "--user", "a/b", "--url", "http://mesh.test"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert words in result.output
+    assert seen == ["DELETE /v1/users/a%2Fb/events"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(result.output) == {"user_id": "a/b", "deleted": deleted}
+
+
+def test_options_of_an_append_do_not_go_before_delete() -> None:
+    result = CliRunner().invoke(app, ["events", "--user", "7", "delete", "--user", "8"])
+    assert result.exit_code == 2
+    assert "go after delete" in result.output

@@ -18,7 +18,7 @@ DOCUMENT = openapi_document(IngressConfig(limits=LIMITS))
 def test_every_route_is_documented_and_nothing_else() -> None:
     app = create_app(FakeMesh().ingress)
     routes = {
-        (route.path, method.lower())
+        (route.path.replace(":path", ""), method.lower())  # a converter is no part of the documented path
         for route in app.routes
         if isinstance(route, APIRoute) and route.include_in_schema
         for method in route.methods or ()
