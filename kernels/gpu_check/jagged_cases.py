@@ -68,8 +68,9 @@ def _attention(lengths: tuple[int, ...], num_heads: int, width: int, causal: boo
         return out, size
 
     def unfused() -> Tensor:
-        padded = [_pad(x, lengths).transpose(1, 2) for x in (q, k, v)]
-        return _cut(functional.scaled_dot_product_attention(*padded, is_causal=causal).transpose(1, 2), lengths)
+        queries, keys, values = (_pad(x, lengths).transpose(1, 2) for x in (q, k, v))
+        answers = functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+        return _cut(answers.transpose(1, 2), lengths)
 
     pairs = sum(n * (n + 1) / 2 if causal else n * n for n in lengths)
     return Prepared(

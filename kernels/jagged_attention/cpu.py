@@ -28,17 +28,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, num_sequences: int, causal: bool, s
     """Attend in sequences of one length each: q [B * n, H, K], k and v [B * s, H, K] -> [B * n, H, K]."""
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros_like(q)
-    parts = [
-        x.view(num_sequences, -1, *x.shape[1:]).transpose(1, 2)
-        for x in (q.contiguous(), k.contiguous(), v.contiguous())
-    ]
-    num_queries, num_keys = parts[0].shape[2], parts[1].shape[2]
+    queries, keys, values = (x.contiguous().view(num_sequences, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    num_queries, num_keys = queries.shape[2], keys.shape[2]
     if not causal:
-        out = functional.scaled_dot_product_attention(*parts, scale=scale)
+        out = functional.scaled_dot_product_attention(queries, keys, values, scale=scale)
     else:
         stands = torch.arange(num_keys - num_queries, num_keys)
         seen = torch.arange(num_keys) <= stands[:, None]
-        out = functional.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale)
+        out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale)
         if num_keys < num_queries:
             out[:, :, : num_queries - num_keys] = 0.0
     return out.transpose(1, 2).reshape(q.shape)
