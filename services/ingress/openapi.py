@@ -23,7 +23,8 @@ Document = dict[str, Any]
 API_VERSION = "1"
 
 _SCHEMAS: tuple[type[BaseModel], ...] = (
-    RankRequest, RankResponse, EventsRequest, EventsResponse, ForgetResponse, ErrorBody, HealthBody, ReadyBody, StatusBody, ModelsBody,
+    RankRequest, RankResponse, EventsRequest, EventsResponse, ForgetResponse, ErrorBody, HealthBody, ReadyBody,
+    StatusBody, ModelsBody,
 )  # fmt: skip
 
 _REFUSALS = {
