@@ -5,6 +5,7 @@ Imports no torch: preprocess and the ingress read it too.
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -17,7 +18,8 @@ RowType: TypeAlias = Literal["fp32", "fp16", "int8", "int4"]
 """How the shards keep rows, see ``models.embedding.quantized``."""
 TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 """How a shard looks up its rows, see ``models.embedding.shard_tables``."""
-CandidateFeature: TypeAlias = Literal["item_id", "genres", "year"]
+CATALOG_FEATURES = ("item_id", "genres", "year")
+"""Features of a candidate that the catalog knows; of any other, a model knows what the request carries."""
 
 WEIGHTS_FORMAT = 3
 """Counts up when code no longer reads what older code published; weights of another format are trained anew."""
@@ -39,6 +41,8 @@ class TableConfig(Config):
         shard: Shard of a table-wise table, modulo S; None: such tables go round the shards in order.
         hot_rows: Rows of a row-wise table that every shard holds, those with the most traffic.
         row_type: How the shards keep the rows of a published model.
+        num_rows: Rows of a table without a vocabulary, row 0 included: ids are hashed to the others; None: as many as
+            the vocabulary has.
     """
 
     name: str
@@ -46,6 +50,7 @@ class TableConfig(Config):
     shard: int | None = Field(None, ge=0)
     hot_rows: int = Field(0, ge=0)
     row_type: RowType = "fp32"
+    num_rows: int | None = Field(None, ge=2, lt=2**31)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -60,14 +65,23 @@ class FeatureConfig(Config):
     """One categorical feature of a candidate.
 
     Args:
-        name: Feature name: one of those that ``models.features`` can make of an item.
+        name: Feature name: one of ``CATALOG_FEATURES``, or one that candidates carry in the request.
         table: Table of its ids; several ids are pooled by their mean.
-        ids_max: Most ids one candidate may have.
+        ids_max: Most ids of one candidate; of more that a request carries the heaviest stay.
+        number_bounds: Ascending; the feature is a number, and what it is between which bounds is its row. None: ids.
     """
 
-    name: CandidateFeature
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     table: str
     ids_max: int = Field(1, ge=1, le=64)
+    number_bounds: tuple[float, ...] | None = Field(None, min_length=1, max_length=4_095)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        bounds = self.number_bounds
+        if bounds is not None and (self.name in CATALOG_FEATURES or any(a >= b for a, b in itertools.pairwise(bounds))):
+            raise ValueError(f"number_bounds of {self.name} must ascend, and belong to no feature of the catalog")
+        return self
 
 
 class RequestFeatureConfig(Config):
@@ -229,6 +243,7 @@ class RankerConfig(Config):
         used |= {feature.table for feature in self.request_features}
         if unknown := sorted(used - set(names)):
             raise ValueError(f"features use tables {unknown}, which tables does not list")
+        self._check_carried()
         if self.encoder.num_events > self.history_length:
             raise ValueError(
                 f"encoder.num_events must be at most history_length {self.history_length}, is {self.encoder.num_events}"
@@ -247,6 +262,20 @@ class RankerConfig(Config):
         if self.sizes is not None and len(self.sizes.head_widths) != len(self.exits):
             raise ValueError(f"sizes.head_widths must be one an exit {self.exits}, are {self.sizes.head_widths}")
         return self
+
+    def _check_carried(self) -> None:
+        names = [feature.name for feature in self.candidate_features]
+        if len(set(names)) != len(names):
+            raise ValueError(f"candidate_features must have distinct names, are {names}")
+        for feature in self.candidate_features:
+            num_rows = self.table(feature.table).num_rows
+            if feature.name in CATALOG_FEATURES and num_rows is not None:
+                raise ValueError(f"{feature.name} needs a vocabulary, table {feature.table} has num_rows")
+            if feature.number_bounds is not None and num_rows != len(feature.number_bounds) + 2:
+                raise ValueError(
+                    f"table {feature.table} must have num_rows {len(feature.number_bounds) + 2} for the bounds of "
+                    f"{feature.name}, has {num_rows}"
+                )
 
     @property
     def num_objectives(self) -> int:
@@ -314,6 +343,11 @@ class RankerConfig(Config):
     def num_candidate_inputs(self) -> int:
         """Candidate tokens that enter the first layer: the features, the counters and the speculative token."""
         return len(self.candidate_features) + 2
+
+    @property
+    def carried_features(self) -> tuple[FeatureConfig, ...]:
+        """Features that candidates must carry in the request: the catalog does not know them."""
+        return tuple(feature for feature in self.candidate_features if feature.name not in CATALOG_FEATURES)
 
     @property
     def candidate_tables(self) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ never sharded, nothing is computed once for several pairs, and the order comes f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,12 @@ from torch import Tensor
 from models.config import RankerConfig
 from models.inputs import COUNTER_FEATURES
 from models.source import WeightSource
-from shared.hashing import EntityId, id_key
+from shared.hashing import EntityId, hash64, id_key
 from shared.schema.user import UserHistory
 
 Floats = npt.NDArray[np.float32]
+Carried: TypeAlias = Mapping[str, Any]
+"""What one candidate carries: feature -> a number, a list of ids, or ``{"ids": [..], "weights": [..]}``."""
 
 _PAIRS_AT_ONCE = 128
 _NORM_EPSILON = 1e-6
@@ -134,6 +136,7 @@ class Oracle:
         missing_shards: Sequence[int] = (),
         num_shards: int = 1,
         cold_start: bool = False,
+        carried: Sequence[Carried] | None = None,
     ) -> OracleAnswer:
         """Say what the answer to a request is.
 
@@ -150,8 +153,9 @@ class Oracle:
             missing_shards: Shards whose rows the mesh replaced by the out-of-vocabulary row.
             num_shards: Shards in all.
             cold_start: Whether the mesh used the state of an unknown user.
+            carried: What each candidate carries itself; None: nothing.
         """
-        pooled = self._pool(candidates, set(missing_shards), num_shards)
+        pooled = self._pool(candidates, set(missing_shards), num_shards, carried)
         keys = [id_key(candidate) for candidate in candidates]
         extra = self._speculative_tokens(len(candidates), spec_vectors, spec_levels)
         user_side = self._user_side(user, history, surface, as_of_s, cold_start)
@@ -190,7 +194,42 @@ class Oracle:
     def _row(self, table: str, value: EntityId) -> int:
         return int(self._rows[table].get(id_key(value), 0))
 
-    def _pool(self, candidates: Sequence[EntityId], missing: set[int], num_shards: int) -> Tensor:
+    def candidate_rows(self, candidate: EntityId, carried: Carried) -> dict[str, list[int]]:
+        """Return the rows of every feature of one candidate, in the order in which they are pooled.
+
+        Args:
+            candidate: Raw id.
+            carried: What it carries itself, by feature: a number, ids, or ids with weights.
+        """
+        genres, year = self._items.get(id_key(candidate), ([], 0))
+        known = {"item_id": [self._row("item", candidate)], "genres": genres, "year": [year]}
+        found: dict[str, list[int]] = {}
+        for feature in self.config.candidate_features:
+            value = carried.get(feature.name)
+            if feature.number_bounds is not None:
+                bounds = [float(np.float32(bound)) for bound in feature.number_bounds]
+                found[feature.name] = [0 if value is None else 1 + sum(value >= bound for bound in bounds)]
+                continue
+            ids, weights = (value["ids"], value["weights"]) if isinstance(value, Mapping) else (value or [], None)
+            places = list(range(len(ids)))
+            if weights is not None:
+                places.sort(key=lambda place: -weights[place])
+            kept = [ids[place] for place in sorted(places[: feature.ids_max])]
+            num_rows = self.config.table(feature.table).num_rows
+            if num_rows is None:
+                rows = [self._row(feature.table, id_) for id_ in kept]
+            else:
+                rows = [1 + _spread(id_key(id_), feature.name, num_rows - 1) for id_ in kept]
+            found[feature.name] = rows or known.get(feature.name, [])
+        return found
+
+    def _pool(
+        self,
+        candidates: Sequence[EntityId],
+        missing: set[int],
+        num_shards: int,
+        carried: Sequence[Carried] | None = None,
+    ) -> Tensor:
         """Return pooled candidate embeddings [C, F, D], rows of missing shards replaced by row 0."""
         tables = list(dict.fromkeys(feature.table for feature in self.config.candidate_features))
         whole = [table for table in tables if self.config.table(table).placement == "table_wise"]
@@ -200,9 +239,8 @@ class Oracle:
             return self._tables[table][0 if shard in missing else row]
 
         rows = []
-        for candidate in candidates:
-            genres, year = self._items.get(id_key(candidate), ([], 0))
-            ids = {"item_id": [self._row("item", candidate)], "genres": genres, "year": [year]}
+        for candidate, own in zip(candidates, carried or [{}] * len(candidates), strict=True):
+            ids = self.candidate_rows(candidate, own)
             for feature in self.config.candidate_features:
                 vectors = [vector(feature.table, row) for row in ids[feature.name]]
                 rows.append(sum(vectors, torch.zeros(self.config.width)) / max(len(vectors), 1))
@@ -396,6 +434,18 @@ class Oracle:
         weights = self.config.objective_weights
         value = scores[:, 0] * np.float32(weights["click"]) + scores[:, 1] * np.float32(weights["conversion"])
         return np.asarray(value, np.float32)
+
+
+def _spread(key: int, feature: str, num_buckets: int) -> int:
+    """Return the bucket of a key: splitmix64 twice, the feature's salt between, then scaled to the buckets."""
+
+    def finalise(bits: int) -> int:
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+        return bits ^ bits >> 31
+
+    mixed = finalise(finalise((key + 0x9E3779B97F4A7C15) % 2**64) ^ hash64(feature.encode()))
+    return (mixed >> 32) * num_buckets >> 32
 
 
 def _dense_features(weights: list[float], gaps: list[int], num_total: int) -> list[float]:

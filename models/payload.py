@@ -15,6 +15,9 @@ FLOAT_BYTES = 4
 FEATURE_BYTES = 64
 """One candidate's keys, rows, offsets and counters; measured 62 with three features."""
 
+CARRIED_BYTES = 24
+"""Rows, positions and offsets of one feature that a candidate carries, with two ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadSizes:
@@ -42,7 +45,11 @@ class PayloadSizes:
             layers += tokens * width + own.hidden_width
         first = config.num_objectives * (len(config.candidate_features) * width + len(COUNTER_FEATURES))
         return cls(
-            candidate_bytes=max(FLOAT_BYTES * width, FLOAT_BYTES * config.speculative_width, FEATURE_BYTES),
+            candidate_bytes=max(
+                FLOAT_BYTES * width * (1 + len(config.carried_features)),
+                FLOAT_BYTES * config.speculative_width,
+                FEATURE_BYTES + CARRIED_BYTES * len(config.carried_features),
+            ),
             state_bytes=FLOAT_BYTES * (layers + first + sum(config.head_widths.values())),
             pair_bytes=FLOAT_BYTES * config.speculative_width,
         )

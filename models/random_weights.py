@@ -62,7 +62,8 @@ def random_weights(
     random = np.random.default_rng(seed)
     items = np.arange(1, num_items + 1, dtype=np.int64)
     years = 1990 + items % 7
-    vocabularies = _vocabularies(items, years, num_users)
+    known = _vocabularies(items, years, num_users)
+    vocabularies = {table.name: known.get(table.name) or Vocabulary.of(items[:0]) for table in config.tables}
     genre_keys = id_keys(GENRES)
     chosen = [np.sort(random.choice(len(GENRES), size=int(item) % 4, replace=False)) for item in items]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(genres) for genres in chosen], dtype=np.int64)])
@@ -71,7 +72,7 @@ def random_weights(
     counters = random.normal(size=(num_items, len(COUNTER_FEATURES))).astype(np.float32)
     genre_rows, year_rows = vocabularies["genre"].rows(genre_keys[flat]), vocabularies["year"].rows(years)
     catalog = ItemCatalog(items, genre_rows, offsets, year_rows, groups, counters)
-    num_rows = {table.name: vocabularies[table.name].num_rows for table in config.tables}
+    num_rows = {table.name: table.num_rows or vocabularies[table.name].num_rows for table in config.tables}
     item_genres = item_genre_matrix(vocabularies["item"], catalog, num_rows["item"], num_rows["genre"])
     ranker = _random_ranker(config, num_rows, item_genres, seed)
     calibration = _random_calibration(config, random)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from models.config import FeatureConfig, RankerConfig
+from models.config import CATALOG_FEATURES, FeatureConfig, RankerConfig
 from models.embedding.tables import ReferenceTables
 from models.inputs import RequestInputs
 from models.network import RankingNetwork, State
@@ -117,6 +117,10 @@ class Ranker(nn.Module):
         return torch.stack([self._pooled(feature, candidates) for feature in self.config.candidate_features], dim=1)
 
     def _pooled(self, feature: FeatureConfig, candidates: CandidateTensors) -> Tensor:
+        if feature.number_bounds is not None:  # no data set carries it, nor the next: missing, as in serving
+            return self.tables.lookup(feature.table, torch.zeros_like(candidates.item_rows))
+        if feature.name not in CATALOG_FEATURES:
+            return torch.zeros(len(candidates.item_rows), self.config.width, device=candidates.item_rows.device)
         if feature.name == "genres":
             genres: Tensor = candidates.genre_weights @ self.tables.weights[feature.table]
             return genres

@@ -1,4 +1,4 @@
-"""Bytes from a client: size, media type, JSON or msgpack, schema. Everything wrong is a 4xx that says what.
+"""Bytes from a client: size, media type, encoding, JSON or msgpack, schema. Everything wrong is a 4xx that says what.
 
 JSON goes through the standard library, not orjson, because three things must be seen that orjson hides: a name that
 occurs twice, an integer beyond 64 bits (orjson gives a rounded float), and NaN. 1,000 candidates cost 0.06 ms.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgpack
 import orjson
+import zstandard
 from pydantic import BaseModel, ValidationError
 
 from services.ingress.text import shown
@@ -24,10 +25,21 @@ from shared.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
+from shared.wire import MEDIA_TYPE
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 MEDIA_TYPES = (JSON, MSGPACK)
+"""What an answer can be, and any request."""
+
+RANK_TYPES = (*MEDIA_TYPES, MEDIA_TYPE)
+"""What a rank request can be."""
+
+ZSTD = "zstd"
+ENCODINGS = (ZSTD, "identity")
+"""Content encodings of a request."""
+
+_WINDOW_BYTES_MAX = 8 * 2**20
 
 _EXACT_MAX = 2**53
 _UNION_MEMBERS = ("int", "str", "float")
@@ -36,23 +48,21 @@ _LIMIT_NAMES = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-def request_type(headers: Mapping[str, str]) -> str:
+def request_type(headers: Mapping[str, str], media_types: Sequence[str] = MEDIA_TYPES) -> str:
     """Return the media type of a request's body.
 
     Raises:
-        UnsupportedMediaTypeError: missing, unknown, in another charset than UTF-8, or compressed.
+        UnsupportedMediaTypeError: missing, none of ``media_types``, in another charset than UTF-8, or compressed in
+            another way than with zstd.
     """
     value = headers.get("content-type", "")
     media, _, parameters = value.partition(";")
     media = media.strip().lower()
     charset = _parameter(parameters, "charset")
-    if media not in MEDIA_TYPES or charset not in ("", "utf-8", "utf8"):
-        _unsupported("content-type", f"content-type must be {' or '.join(MEDIA_TYPES)}", value)
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", ""):
-        _unsupported(
-            "content-encoding", "compressed bodies are not accepted, content-encoding must be identity", encoding
-        )
+    if media not in media_types or charset not in ("", "utf-8", "utf8"):
+        _unsupported("content-type", media_types, value)
+    if (encoding := _encoding(headers)) not in ENCODINGS:
+        _unsupported("content-encoding", ENCODINGS, encoding)
     return media
 
 
@@ -91,7 +101,8 @@ async def read_body(
     """Collect a body, refusing it as soon as it is known to be too large.
 
     Raises:
-        PayloadTooLargeError: announced or received more than ``bytes_max`` bytes.
+        PayloadTooLargeError: announced or received more than ``bytes_max`` bytes, or holds more when decompressed.
+        MalformedBodyError: it does not decompress.
         SlowBodyError: it took longer than ``timeout_s`` seconds.
     """
     announced = headers.get("content-length", "")
@@ -108,7 +119,25 @@ async def read_body(
         raise SlowBodyError(
             f"the body did not arrive within {timeout_s:g} s", field="body", limit=timeout_s, value=len(body)
         ) from error
-    return bytes(body)
+    return _plain(bytes(body), bytes_max) if _encoding(headers) == ZSTD else bytes(body)
+
+
+def _encoding(headers: Mapping[str, str]) -> str:
+    return headers.get("content-encoding", "").strip().lower() or "identity"
+
+
+def _plain(body: bytes, bytes_max: int) -> bytes:
+    """Decompress one zstd frame, never to more than the limit and a byte."""
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(body, read_across_frames=False)
+    try:
+        plain = reader.read(bytes_max + 1)
+    except zstandard.ZstdError as error:
+        raise MalformedBodyError(
+            f"the body is not valid zstd: {shown(str(error))}", field="body", limit=ZSTD, value=len(body)
+        ) from error
+    if len(plain) > bytes_max:
+        _too_large(f"more than {bytes_max}", bytes_max)
+    return plain
 
 
 def decode(body: bytes, media: str) -> object:
@@ -223,10 +252,11 @@ def _quality(text: str) -> float:
         return 0.0
 
 
-def _unsupported(field: str, rule: str, value: str) -> NoReturn:
+def _unsupported(field: str, allowed: Sequence[str], value: str) -> NoReturn:
     raise UnsupportedMediaTypeError(
-        f"{rule}, is {shown(value)}", field=field, limit=", ".join(MEDIA_TYPES), value=shown(value)
-    )
+        f"{field} must be {' or '.join(allowed)}, is {shown(value)}",
+        field=field, limit=", ".join(allowed), value=shown(value),
+    )  # fmt: skip
 
 
 def _too_large(size: str, bytes_max: int) -> NoReturn:

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+from models.carried import check_carried
+from models.config import RankerConfig
+from services.ingress.question import RankQuestion
 from services.ingress.text import shown
 from shared.errors import InvalidRequestError
-from shared.hashing import EntityId, canonical_id
-from shared.schema.api import ApiLimits, EventsRequest, RankRequest
+from shared.hashing import canonical_id
+from shared.schema.api import ApiLimits, EventsRequest
 
 
-def check_rank(request: RankRequest, limits: ApiLimits) -> list[EntityId]:
-    """Check a rank request against the deployment's limits.
-
-    Returns:
-        The candidates in canonical form, same order, distinct.
+def check_rank(question: RankQuestion, limits: ApiLimits, model: RankerConfig) -> None:
+    """Check a rank request against the deployment's limits and the model's features.
 
     Raises:
         InvalidRequestError: names field, limit and value.
     """
-    check_count("candidates", len(request.candidates), limits.candidates_max)
-    if request.limit is not None and request.limit > limits.candidates_max:
-        _refuse("limit", f"at most {limits.candidates_max}", limits.candidates_max, request.limit)
-    if request.deadline_ms is not None and not limits.deadline_ms_min <= request.deadline_ms <= limits.deadline_ms_max:
+    fields = question.fields
+    check_count("candidates", len(question.ids), limits.candidates_max)
+    if fields.limit is not None and fields.limit > limits.candidates_max:
+        _refuse("limit", f"at most {limits.candidates_max}", limits.candidates_max, fields.limit)
+    if fields.deadline_ms is not None and not limits.deadline_ms_min <= fields.deadline_ms <= limits.deadline_ms_max:
         bounds = f"{limits.deadline_ms_min} to {limits.deadline_ms_max}"
-        _refuse("deadline_ms", f"from {bounds}", bounds, request.deadline_ms)
-    candidates = [canonical_id(value) for value in request.candidates]
-    if len(set(candidates)) != len(candidates):
-        first: dict[EntityId, int] = {}
-        for position, value in enumerate(candidates):
-            if value in first:
+        _refuse("deadline_ms", f"from {bounds}", bounds, fields.deadline_ms)
+    check_carried(question.batch, model)
+    keys = question.batch.keys.tolist()
+    if len(set(keys)) != len(keys):
+        first: dict[int, int] = {}
+        for position, key in enumerate(keys):
+            if key in first:
+                value = canonical_id(question.ids[position])
                 raise InvalidRequestError(
-                    f"candidates must be distinct: {shown(value)} is at positions {first[value]} and {position}",
+                    f"candidates must be distinct: {shown(value)} is at positions {first[key]} and {position}",
                     field=f"candidates.{position}", limit="distinct", value=shown(value),
                 )  # fmt: skip
-            first[value] = position
-    return candidates
+            first[key] = position
 
 
 def check_events(request: EventsRequest, limits: ApiLimits) -> None:

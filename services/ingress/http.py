@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import orjson
@@ -15,9 +15,10 @@ from services.ingress import body
 from services.ingress.directory import HealthBody
 from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
+from services.ingress.question import RankQuestion
 from services.ingress.service import IngressService
 from shared.errors import RankMeshError
-from shared.schema.api import EventsRequest, RankRequest, UserPath
+from shared.schema.api import EventsRequest, UserPath
 
 ResultT = TypeVar("ResultT")
 Answer = Callable[[Request], Awaitable[Response]]
@@ -58,9 +59,9 @@ def _add_rank(app: FastAPI, service: IngressService) -> None:
     async def rank(request: Request) -> Response:
         media = body.response_type(request.headers)
         service.rank_gate.check()  # before the body is read: a shed request must cost next to nothing
-        document, received_s = await _read(request, service)
-        parsed = body.validate(RankRequest, document)
-        answer = await _while_connected(request, service.rank(parsed, received_s))
+        content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
+        question = RankQuestion.parse(content, media_in, service.config.limits)
+        answer = await _while_connected(request, service.answer(question, received_s))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 
     app.add_api_route("/v1/rank", rank, methods=["POST"], response_class=Response)
@@ -70,8 +71,9 @@ def _add_events(app: FastAPI, service: IngressService) -> None:
     async def append_events(request: Request) -> Response:
         media = body.response_type(request.headers)
         service.events_gate.check()
-        document, _ = await _read(request, service)
-        answer = await _while_connected(request, service.append(body.validate(EventsRequest, document)))
+        content, media_in, _ = await _read(request, service, body.MEDIA_TYPES)
+        events = body.validate(EventsRequest, body.decode(content, media_in))
+        answer = await _while_connected(request, service.append(events))
         return _gone() if answer is None else Response(body.encode(dict(answer), media), media_type=media)
 
     app.add_api_route("/v1/events", append_events, methods=["POST"], response_class=Response)
@@ -129,13 +131,12 @@ def _add_page(app: FastAPI, files: dict[str, PageFile]) -> None:
         app.add_api_route(path, serve(file), methods=["GET"], response_class=Response, include_in_schema=False)
 
 
-async def _read(request: Request, service: IngressService) -> tuple[object, float]:
-    """Return the decoded body and when it was complete."""
-    media = body.request_type(request.headers)
+async def _read(request: Request, service: IngressService, media_types: Sequence[str]) -> tuple[bytes, str, float]:
+    """Return the body, decompressed, its media type, and when it was complete."""
+    media = body.request_type(request.headers, media_types)
     limits = service.config.limits
     raw = await body.read_body(request.stream(), request.headers, limits.body_bytes_max, service.config.body_timeout_s)
-    received_s = service.clock.monotonic_s()
-    return body.decode(raw, media), received_s
+    return raw, media, service.clock.monotonic_s()
 
 
 async def _while_connected(request: Request, work: Awaitable[ResultT]) -> ResultT | None:
@@ -177,6 +178,8 @@ async def _on_known_error(_: Request, error: Exception) -> Response:
     headers = {}
     if error.http_status in (429, 503):
         headers["Retry-After"] = str(max(1, round(float(error.context.get("retry_after_s") or 1))))
+    if error.context.get("field") == "content-encoding":
+        headers["Accept-Encoding"] = ", ".join(body.ENCODINGS)  # RFC 7694: what a client may send instead
     content = orjson.dumps({"code": error.code, "message": error.message, "context": context})
     return Response(content, error.http_status, headers, body.JSON)
 

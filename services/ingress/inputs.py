@@ -128,7 +128,7 @@ class Inputs:
     def _start_features(self) -> Leg:
         job = self._job
         task = PreprocessTask(
-            job.request_id, job.version, job.surface, job.candidates, self._budget_ms(self._budgets.preprocess_ms)
+            job.request_id, job.version, job.surface, job.block, self._budget_ms(self._budgets.preprocess_ms)
         )
         return self._start("preprocess", self._stations.preprocess, "extract", task, payload_bytes=job.whole_bytes)
 

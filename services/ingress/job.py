@@ -50,7 +50,8 @@ class RankJob:
         version: Weights version of the whole request.
         user: Canonical user id.
         surface: Surface name.
-        candidates: Canonical candidate ids, distinct.
+        block: The candidates, distinct, as a block of ``shared.wire``.
+        num_candidates: C.
         limit: Candidates in the answer.
         as_of_s: Request time, seconds since the epoch.
         deadline: When the answer must be out.
@@ -63,7 +64,8 @@ class RankJob:
     version: str
     user: EntityId
     surface: str
-    candidates: list[EntityId]
+    block: bytes
+    num_candidates: int
     limit: int
     as_of_s: int
     deadline: Deadline
@@ -74,7 +76,7 @@ class RankJob:
     @property
     def whole_bytes(self) -> int:
         """About how large the largest message of this request is: one size for all calls, so that they travel alike."""
-        return max(len(self.candidates) * self.sizes.candidate_bytes, self.sizes.state_bytes)
+        return max(self.num_candidates * self.sizes.candidate_bytes, self.sizes.state_bytes)
 
     def speculative_task(self, budget_ms: float) -> SpeculativeTask:
         """Return the task that names this request's user and time to the speculative stations."""

@@ -17,6 +17,7 @@ from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, Status
 from services.ingress.routing import AUTO
 from shared.hashing import ID_CHARS_MAX, ID_MAX
 from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
+from shared.wire import MEDIA_TYPE
 
 Document = dict[str, Any]
 
@@ -32,7 +33,7 @@ _REFUSALS = {
     "406": "The client accepts neither JSON nor msgpack.",
     "408": "The body did not arrive in time.",
     "413": "The body is over the limit.",
-    "415": "The content type is neither JSON nor msgpack, or the body is compressed.",
+    "415": "Another content type than the declared ones, or a content encoding other than zstd.",
     "422": "A field breaks a limit; the context names field, limit and value.",
     "429": "Shed at admission; Retry-After says when to come back.",
     "500": "An error that is not the client's.",
@@ -92,8 +93,10 @@ def openapi_document(config: IngressConfig) -> Document:
 
 
 def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel], example: Document) -> Document:
-    content = {media: {"schema": _ref(body.__name__)} for media in MEDIA_TYPES}
+    content: Document = {media: {"schema": _ref(body.__name__)} for media in MEDIA_TYPES}
     content[JSON]["example"] = example
+    if body is RankRequest:
+        content[MEDIA_TYPE] = {"schema": {"type": "string", "format": "binary", "description": "docs/wire-format.md"}}
     return {
         "operationId": name,
         "summary": summary,

@@ -5,19 +5,19 @@ Built from lists instead of pydantic objects: 1,000 candidates take 1.2 ms this 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.ingress.flow import Flow
-from shared.schema.api import RankRequest
+from shared.hashing import EntityId
 from shared.schema.ranking import RankedList
 from shared.schema.speculative import HitLevel
 
 _LEVELS = {int(level): level.label for level in HitLevel}
 
 
-def candidate_rows(request: RankRequest, ranked: RankedList, objectives: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the ``candidates`` of the answer, best first."""
-    ids = request.candidates
+def candidate_rows(ids: Sequence[EntityId], ranked: RankedList, objectives: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the ``candidates`` of the answer, best first; ``ids`` as the client sent them."""
     scores = [dict(zip(objectives, row, strict=True)) for row in ranked.scores.tolist()]
     columns = (ranked.order.tolist(), scores, ranked.values.tolist(), ranked.full_pass.tolist(), ranked.levels.tolist())
     return [

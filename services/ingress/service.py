@@ -14,6 +14,7 @@ from services.ingress.flow import Flow
 from services.ingress.job import RankJob, Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.model_info import ModelInfo
+from services.ingress.question import RankQuestion
 from services.ingress.render import candidate_rows, waterfall
 from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
 from services.ingress.stats import IngressStats
@@ -78,10 +79,14 @@ class IngressService:
         self._sizes = model.sizes
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
+        """Rank the candidates of a request in its document form; see ``answer``."""
+        return await self.answer(RankQuestion.of(request, self.config.limits), received_s)
+
+    async def answer(self, question: RankQuestion, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of one request.
 
         Args:
-            request: The parsed body.
+            question: The parsed body.
             received_s: Monotonic seconds at which the body was complete; the budget counts from there. Default now.
 
         Returns:
@@ -95,7 +100,7 @@ class IngressService:
         """
         received_s = self.clock.monotonic_s() if received_s is None else received_s
         with self.rank_gate.enter(), self._stats.request("rank", received_s):
-            job = self._job(request, received_s)
+            job = self._job(question, received_s)
             job.deadline.check("admission")
             flow = Flow(job, self._stations, self.config, self.clock)
             try:
@@ -106,13 +111,13 @@ class IngressService:
             finally:
                 self._stats.retried(flow.retried)
                 flow.close()
-            body = self._body(request, flow, ranked, received_s)
+            body = self._body(question, flow, ranked, received_s)
         self._stats.answered(body)
         self.precompute.offer(flow, ranked)
         self._logger.info(
             "ranked",
             request_id=job.request_id,
-            client_request_id=request.request_id,
+            client_request_id=question.fields.request_id,
             num_candidates=body["num_candidates"],
             tier=body["tier"],
             degraded=body["degraded"],
@@ -232,19 +237,20 @@ class IngressService:
         self.precompute.close()
         await self.precompute.drain()
 
-    def _job(self, request: RankRequest, received_s: float) -> RankJob:
-        candidates: list[EntityId] = check_rank(request, self.config.limits)
-        limits = self.config.limits
+    def _job(self, question: RankQuestion, received_s: float) -> RankJob:
+        limits, request, num_candidates = self.config.limits, question.fields, len(question.ids)
+        check_rank(question, limits, self.model.config)
         budget_ms = float(request.deadline_ms or limits.deadline_ms_default)
         deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
-        query = RouteQuery(request.tier, deadline.remaining_ms(), len(candidates), self.rank_gate.in_flight)
+        query = RouteQuery(request.tier, deadline.remaining_ms(), num_candidates, self.rank_gate.in_flight)
         return RankJob(
             request_id=f"{self.replica}/{next(self._ids)}",
             version=self.model.version,
             user=canonical_id(request.user_id),
             surface=request.surface,
-            candidates=candidates,
-            limit=min(request.limit or limits.limit_default, len(candidates)),
+            block=question.block,
+            num_candidates=num_candidates,
+            limit=min(request.limit or limits.limit_default, num_candidates),
             as_of_s=int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s,
             deadline=deadline,
             choice=self._router.choose(query),
@@ -252,7 +258,7 @@ class IngressService:
             sizes=self._sizes,
         )
 
-    def _body(self, request: RankRequest, flow: Flow, ranked: RankedList, received_s: float) -> dict[str, Any]:
+    def _body(self, question: RankQuestion, flow: Flow, ranked: RankedList, received_s: float) -> dict[str, Any]:
         reasons = dict(flow.marks.reasons)
         if ranked.history_degraded:
             reasons.setdefault("sequence", ranked.history_degraded)
@@ -260,16 +266,16 @@ class IngressService:
             reasons.setdefault("sequence", "the user state did not arrive")
         for shard in ranked.missing_shards:
             reasons.setdefault(f"embedding:{shard}", "its rows did not arrive")
-        candidates = candidate_rows(request, ranked, self.model.objectives)
+        candidates = candidate_rows(question.ids, ranked, self.model.objectives)
         ended_s = self.clock.monotonic_s()
         return {
-            "request_id": request.request_id or flow.job.request_id,
-            "user_id": request.user_id,
+            "request_id": question.fields.request_id or flow.job.request_id,
+            "user_id": question.fields.user_id,
             "weights_version": ranked.stamp.version,
             "tier": flow.tier,
             "tier_reason": flow.job.choice.reason,
             "candidates": candidates,
-            "num_candidates": len(flow.job.candidates),
+            "num_candidates": flow.job.num_candidates,
             "history_length": ranked.history_length,
             "degraded": list(reasons),
             "reasons": reasons,

@@ -1,4 +1,4 @@
-"""Preprocess: raw candidate ids to table rows. Stateless, numpy only; any replica answers any request alike."""
+"""Preprocess: candidates and what they carry to table rows. Stateless, numpy only; replicas answer alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from services.preprocess.config import PreprocessConfig
 from services.preprocess.golden import check_golden
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import InvalidRequestError
 from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch, PreprocessTask
 from shared.schema.stamp import Stamp
 from shared.weights.held import OneVersion, Versions
+from shared.wire import decode_batch
 
 STATION = "preprocess"
 
@@ -40,7 +40,7 @@ class PreprocessService:
         logger: JsonLogger | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
-        self._config = config
+        self._limits = config.batch_limits
         self._versions = versions
         self._clock = clock
         self._replica = replica
@@ -71,17 +71,12 @@ class PreprocessService:
         Raises:
             VersionMismatchError: another weights version is asked for.
             DeadlineExceededError: the request expired while it waited.
-            InvalidRequestError: no candidates, or more than the limit.
+            InvalidRequestError: the block breaks a limit, or carries what the model does not take.
         """
         with self.meter.call("extract", task.request_id) as timer:
             Deadline.after_ms(task.remaining_ms, self._clock).check(STATION)
             extractor = await self._versions.get(task.version, STATION)
-            count, limit = len(task.candidates), self._config.candidates_max
-            if not 1 <= count <= limit:
-                raise InvalidRequestError(
-                    f"candidates must be 1 to {limit}, are {count}", field="candidates", limit=limit, value=count
-                )
-            fields = extractor.extract(task)
+            fields = extractor.extract(decode_batch(task.block, self._limits))
             for feature, number in fields.num_oov.items():
                 self.meter.add("oov_ids_total", number, feature=feature)
             self.meter.computed("extract", compute_ms := timer.elapsed_ms())

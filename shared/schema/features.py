@@ -7,26 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.hashing import EntityId
 from shared.schema.stamp import Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessTask:
-    """What preprocess is asked: the raw candidates of one request.
+    """What preprocess is asked: the candidates of one request, and what they carry.
 
     Args:
         request_id: The request.
         version: Weights version whose vocabulary and catalog apply.
         surface: Surface name.
-        candidates: C raw ids, distinct.
+        block: The candidates as a block of ``shared.wire``, as the client sent it where it sent one.
         remaining_ms: Budget left when the call was made.
     """
 
     request_id: str
     version: str
     surface: str
-    candidates: list[EntityId]
+    block: bytes
     remaining_ms: float
 
 

@@ -13,9 +13,10 @@ from services.ingress.directory import DeploymentStatus, ReplicaStatus, StoreSta
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
+from services.preprocess.config import PreprocessConfig
 from shared.clock import Clock, ManualClock
 from shared.handle import LocalHandle
-from shared.hashing import EntityId, canonical_id, id_keys
+from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
 from shared.schema.api import Event
 from shared.schema.embeddings import EmbeddingRows
@@ -24,6 +25,7 @@ from shared.schema.ranking import RankedList, RankTask
 from shared.schema.speculative import PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
 from shared.schema.stamp import Stamp
 from shared.schema.user import EncodeTask, UserState
+from shared.wire import decode_batch
 from tests.helpers.faulty import FaultyService
 
 VERSION = "v1"
@@ -35,8 +37,12 @@ def stamp(request_id: str, station: str, version: str = VERSION) -> Stamp:
 
 
 class FakePreprocess:
+    def __init__(self) -> None:
+        self.blocks: list[bytes] = []
+
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
-        keys = id_keys(task.candidates)
+        self.blocks.append(task.block)
+        keys = decode_batch(task.block, PreprocessConfig().batch_limits).keys
         dense = np.zeros((len(keys), 0), np.float32)
         return FeatureBatch(stamp(task.request_id, "preprocess"), keys, keys % 3, {}, {}, dense, {"item_id": 0})
 

@@ -35,6 +35,7 @@ from shared.schema.features import FeatureBatch, PreprocessTask
 from shared.schema.ranking import RankTask
 from shared.schema.speculative import SpeculativeTask
 from shared.weights.held import OneVersion
+from shared.wire import CandidateBatch, encode_batch
 from tests.helpers.waiting import until
 
 SOURCE = random_weights()
@@ -63,7 +64,8 @@ def shard(index: int) -> EmbeddingService:
 
 def pre_task(candidates: list[Any] | None = None, **fields: Any) -> PreprocessTask:
     values = {"request_id": "r/1", "version": VERSION, "surface": "web", "remaining_ms": 100.0, **fields}
-    return PreprocessTask(candidates=[1, 2, 999] if candidates is None else candidates, **values)
+    block = encode_batch(CandidateBatch.of([1, 2, 999] if candidates is None else candidates))
+    return PreprocessTask(block=block, **values)
 
 
 async def inputs(candidates: list[Any] | None = None, **fields: Any) -> tuple[FeatureBatch, list[EmbeddingRows]]:

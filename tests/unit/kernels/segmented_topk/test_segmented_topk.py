@@ -35,6 +35,16 @@ def test_cpu_equals_reference(segments: list[list[float]], k: int, with_keys: bo
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(_VALUES, max_size=17), min_size=9, max_size=40), st.integers(0, 20))
+def test_cpu_equals_reference_for_many_segments_at_once(segments: list[list[float]], k: int) -> None:
+    values, offsets = _jagged(segments)
+    expected = segmented_topk(values, offsets, k, backend="reference")
+    found = segmented_topk(values, offsets, k)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
 @pytest.mark.parametrize("size", [1, 2, 31, 255, 1000])
 @pytest.mark.parametrize("k", [1, 7, 255, 5000])
 def test_cpu_equals_reference_on_larger_segments(size: int, k: int) -> None:

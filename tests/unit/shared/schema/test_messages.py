@@ -30,7 +30,7 @@ VECTORS = np.ones((3, 2), np.float32)
 
 MESSAGES: list[Any] = [
     STAMP,
-    PreprocessTask("r", "v", "ml-1m", [1, "x"], 50.0),
+    PreprocessTask("r", "v", "ml-1m", b"block", 50.0),
     JaggedIds(np.zeros(2, np.int32), np.array([0, 2, 2], np.int32)),
     FeatureBatch(STAMP, IDS, IDS, {"item": IDS}, {}, VECTORS, {"item_id": 0}),
     EmbeddingRows(STAMP, 1, {"item": VECTORS}),
