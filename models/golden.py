@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.config import RankerConfig
+from models.embedding.plan import ShardPlan
 from models.features import FeatureExtractor
 from models.oracle import Oracle, compare, tolerance
 from models.source import MemorySource, Tensors, WeightSource, tensor
@@ -32,6 +33,7 @@ DOCUMENT = "golden"
 _PLANNED = 8.0
 _STATE = "state."
 _ROWS = "rows."
+_UNIQUE = "features.unique."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,21 @@ class Golden:
         expected: Answers by name.
         config: The ranker's configuration.
         version: Weights version, for messages.
+        is_current: The answers belong to the weights. False: the weights were changed since, without new answers; then
+            stations are only asked to answer, with finite numbers.
     """
 
-    def __init__(self, request: GoldenRequest, expected: Tensors, config: RankerConfig, version: str) -> None:
+    def __init__(
+        self, request: GoldenRequest, expected: Tensors, config: RankerConfig, version: str, *, is_current: bool = True
+    ) -> None:
         self.request = request
         self._expected = expected
         self._config = config
         self._version = version
+        self._is_current = is_current
 
     @classmethod
-    def from_weights(cls, source: WeightSource) -> Self:
+    def from_weights(cls, source: WeightSource, *, is_current: bool = True) -> Self:
         """Read the golden request of a weights version.
 
         Raises:
@@ -99,7 +106,7 @@ class Golden:
             document["user"], document["candidates"], document["surface"], document["as_of_s"], history
         )
         config = RankerConfig.model_validate(source.json("model"))
-        return cls(request, source.tensors(GROUP), config, source.version)
+        return cls(request, source.tensors(GROUP), config, source.version, is_current=is_current)
 
     def check_extractor(self, extractor: FeatureExtractor) -> None:
         """Check the part of preprocess.
@@ -116,12 +123,30 @@ class Golden:
         Raises:
             WeightsError: a row differs.
         """
-        features = self._features(extractor)
-        for table, rows in shard.lookup(features).items():
-            owned = shard.plan.owned(table, shard.shard, features.unique_rows[table])
-            first, last = shard.plan.columns(table, shard.shard)
+        self.check_rows(shard.lookup(self._features(extractor)), shard.plan, shard.shard)
+
+    def row_batch(self) -> FeatureBatch:
+        """Return the distinct rows of the request as a shard is asked for them, without a vocabulary's help."""
+        unique = {name.removeprefix(_UNIQUE): rows for name, rows in self._expected.items() if name.startswith(_UNIQUE)}
+        nothing = np.zeros(0, np.int64)
+        return FeatureBatch(_stamp(self._version), nothing, nothing, unique, {}, np.zeros((0, 0), np.float32), {})
+
+    def check_rows(self, given: Tensors, plan: ShardPlan, shard: int) -> None:
+        """Check what a shard gives of ``row_batch``.
+
+        Args:
+            given: table -> its rows.
+            plan: Which rows are whose.
+            shard: The shard.
+
+        Raises:
+            WeightsError: a row differs.
+        """
+        for table, rows in given.items():
+            owned = plan.owned(table, shard, self._expected[f"{_UNIQUE}{table}"])
+            first, last = plan.columns(table, shard)
             if not np.array_equal(rows, self._expected[f"{_ROWS}{table}"][owned, first:last]):
-                raise self._differs(f"{_ROWS}{table} on shard {shard.shard}", "rows differ")
+                raise self._differs(f"{_ROWS}{table} on shard {shard}", "rows differ")
 
     def check_encoder(self, encoder: RequestEncoder) -> None:
         """Check the part of the sequence station.
@@ -167,6 +192,10 @@ class Golden:
         expected = self._expected[name]
         if value.shape != expected.shape:
             raise self._differs(name, f"shape is {value.shape}, must be {expected.shape}")
+        if not self._is_current:
+            if not bool(np.isfinite(value).all()):
+                raise self._differs(name, "is not finite")
+            return
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         error = float(np.abs(value - expected).max(initial=0.0))
         allowed = tolerance(self._config, precision) * scale + planned

@@ -43,6 +43,7 @@ from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, SpeculativeEmbeddings
 from shared.schema.user import UserHistory
+from shared.weights.deltas import parse_stamp
 
 StateArrays = dict[str, npt.NDArray[np.float32]]
 DENSE_GROUP = "dense"
@@ -179,7 +180,8 @@ class CandidateRanker:
         network = load_network(source, config)
         self._plan = plan
         if plan is not None:
-            wanted = (source.version, shapes_digest(config))
+            # A plan is for a version with all its deltas: they change values, not sizes.
+            wanted = (parse_stamp(source.version)[0], shapes_digest(config))
             if (plan.version, plan.shapes) != wanted:
                 raise ValueError(f"plan must be of version and shapes {wanted}, is of {(plan.version, plan.shapes)}")
             with_formats(network, plan.layers)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -25,8 +25,8 @@ from pydantic import Field
 from models.updates.arena import Array, Ids, MakeStorage, RowArena, Written, moved
 from shared.clock import Clock, SystemClock
 from shared.config import Config
-from shared.errors import RankMeshError, VersionMismatchError, WeightsError
-from shared.weights.deltas import Delta, TensorSpec, parse_stamp, version_stamp
+from shared.errors import OverloadedError, RankMeshError, VersionMismatchError, WeightsError
+from shared.weights.deltas import Delta, TensorSpec, parse_stamp, split_key, version_stamp
 from shared.weights.errors import NEEDS_SNAPSHOT, DeltaGapError, DeltaTooLargeError
 from shared.weights.state import check_next
 
@@ -43,22 +43,23 @@ class LiveConfig(Config):
     Args:
         block_rows: Rows of a block, a power of two: small ones copy less an update, large ones need a smaller map.
         spare_share: Spare blocks as a share of all of a table's.
-        spare_blocks_min: Least number of spare blocks, or twice all blocks of a table with fewer: any update of a small
-            table fits.
-        keep_states: States that stay readable by their stamp, the current one included.
+        spare_blocks_min: Least number of spare blocks, or ``keep_states`` times all blocks of a table with fewer: any
+            update of a small table fits, whatever is held.
+        keep_states: States that stay readable by their stamp, the current one included. An update that would need one
+            more is refused while all of them are asked for (``LiveWeights.keep``).
         undo_bytes_max: Old values that are kept for roll-back; the oldest go first.
     """
 
     block_rows: int = Field(16, ge=1, le=65_536)
     spare_share: float = Field(0.25, ge=0, le=10)
     spare_blocks_min: int = Field(4096, ge=1)
-    keep_states: int = Field(4, ge=1, le=1024)
+    keep_states: int = Field(8, ge=1, le=1024)
     undo_bytes_max: int = Field(64 * 2**20, ge=0)
 
     def spare_blocks(self, num_rows: int) -> int:
         """Return the spare blocks of a table of so many rows."""
         blocks = -(-num_rows // self.block_rows)
-        return max(int(blocks * self.spare_share), min(2 * blocks, self.spare_blocks_min), 1)
+        return max(int(blocks * self.spare_share), min(self.keep_states * blocks, self.spare_blocks_min), 1)
 
     def storage_rows(self, num_rows: int) -> int:
         """Return the rows of the storage of a table of so many rows, spare ones included."""
@@ -131,6 +132,15 @@ class LiveState:
     def tables(self) -> tuple[str, ...]:
         """Keys of the tensors that are looked up by row."""
         return tuple(self._arenas)
+
+    def differs(self, other: LiveState, *groups: str) -> bool:
+        """Return whether a tensor of these groups was written between two states of the same weights."""
+        return any(
+            mine[key] is not theirs[key]
+            for mine, theirs in ((self.whole, other.whole), (self.moves, other.moves))
+            for key in mine
+            if split_key(key)[0] in groups
+        )
 
     def lookup(self, key: str, ids: Ids) -> Array:
         """Return rows of a table: int64 [U] -> [U, D].
@@ -246,7 +256,8 @@ class LiveWeights:
         self._dead_epochs: deque[int] = deque()
         self._dead_slots: deque[tuple[int, str, tuple[int, ...]]] = deque()
         self._undos: deque[_Undo] = deque()
-        self._kept: deque[LiveState] = deque(maxlen=self._config.keep_states)
+        self._kept: dict[str, LiveState] = {}  # replaced, never changed: readers look things up in it at any time
+        self._asked_for: frozenset[str] = frozenset()
         moves = {key: arena.moves for key, arena in self._arenas.items()}
         kept = {key: _immutable(array) for key, array in whole.items()}
         state = LiveState(base, 0, 0, self._arenas, moves, kept, dict(documents or {}))
@@ -265,33 +276,58 @@ class LiveWeights:
         Raises:
             VersionMismatchError: it is not, or not yet.
         """
-        for state in reversed(tuple(self._kept)):
-            if state.stamp == stamp:
-                return state
+        if (state := self._kept.get(stamp)) is not None:
+            return state
         held = self._state.stamp
         raise VersionMismatchError(f"asked for {stamp}, held is {held}", asked=stamp, held=held)
+
+    def stamps(self) -> tuple[str, ...]:
+        """Return the states that are kept, oldest first; the last one serves."""
+        return tuple(self._kept)
+
+    def keep(self, stamps: Collection[str]) -> None:
+        """Let go of all kept states but these and the newest; updates will not let go of these.
+
+        Args:
+            stamps: States that requests may ask for.
+        """
+        with self._lock:
+            self._asked_for = frozenset(stamps)
+            newest = self._state.stamp
+            self._kept = {key: state for key, state in self._kept.items() if key in self._asked_for or key == newest}
 
     def status(self) -> UpdateStatus:
         """Return what to report."""
         return self._status
 
     def apply(self, delta: Delta) -> LiveState:
-        """Take the next step; when it fails, the old state goes on serving.
+        """Take the next step; see ``apply_all``."""
+        return self.apply_all([delta])
+
+    def apply_all(self, deltas: Sequence[Delta]) -> LiveState:
+        """Take the next steps at once: one new state, that of the last; when it fails, the old state goes on serving.
+
+        Args:
+            deltas: One at least, in order.
 
         Raises:
-            DeltaError: the delta is not the next one, or does not fit.
-            OverloadedError: readers hold so many old states that no block is free; may be tried again.
+            DeltaError: a delta is not the next one, or does not fit.
+            OverloadedError: so many old states are held that there is no room for another; may be tried again.
         """
-        with self._lock, self._reported(delta.stamp):
-            state = self._state
-            check_next(delta, state.base, state.sequence, state.crc)
-            delta.check_fit(self._specs)
-            change = self._change_of(delta)
-            documents = {name: text for name, text in delta.documents.items() if name in state.documents}
-            after, undo = self._prepare(change, delta.sequence, delta.crc, state.documents | documents)
+        last = deltas[-1]
+        with self._lock, self._reported(last.stamp):
+            state, change = self._state, _Change()
+            sequence, crc, documents = state.sequence, state.crc, state.documents
+            for delta in deltas:
+                check_next(delta, state.base, sequence, crc)
+                delta.check_fit(self._specs)
+                self._add_change(delta, change)
+                sequence, crc = delta.sequence, delta.crc
+                documents = documents | {name: text for name, text in delta.documents.items() if name in documents}
+            after, undo = self._prepare(change, last.sequence, last.crc, documents)
             self._remember(undo)
             self._flip(after)
-            self._tell(applied=1, rows=sum(len(ids) for ids, _ in change.rows.values()))
+            self._tell(applied=len(deltas), rows=sum(len(ids) for ids, _ in change.rows.values()))
             return after
 
     def roll_back(self, stamp: str) -> LiveState:
@@ -315,7 +351,7 @@ class LiveWeights:
                     file=stamp,
                 )
             undos = [undo for undo in self._undos if undo.sequence >= sequence]
-            if len(undos) != state.sequence - sequence:
+            if sequence < state.sequence and (not undos or undos[0].sequence != sequence):
                 raise DeltaGapError(
                     f"old values reach back to {version_stamp(base, self._undo_from())}, not to {stamp}: "
                     "a full snapshot is needed",
@@ -330,31 +366,33 @@ class LiveWeights:
             for undo in reversed(undos):  # newest first: what is oldest is written last and stays
                 change.whole |= undo.whole
                 for key, part in undo.rows.items():
-                    change.rows[key] = _merged(change.rows.get(key), part)
+                    change.rows[key] = _merged(part, change.rows.get(key))
             before, _ = self._prepare(change, sequence, undos[0].crc, undos[0].documents)
             for _ in undos:
                 self._undos.pop()
             self._flip(before)
-            self._tell(rolled_back=len(undos))
+            self._tell(rolled_back=state.sequence - sequence)
             return before
 
-    def _change_of(self, delta: Delta) -> _Change:
-        """Return what of a delta is held here."""
-        state, change = self._state, _Change()
+    def _add_change(self, delta: Delta, change: _Change) -> None:
+        """Add what of a delta is held here to the change of those before it."""
+        whole = self._state.whole
         for key, part in delta.rows.items():
             if key in self._arenas:
-                chosen, local = self._select(key, part.ids)
-                change.rows[key] = (local, self._stored(key, part.values[chosen]))
-            elif key in state.whole:
-                change.whole[key] = state.whole[key].copy()
+                self._add_rows(change, key, part.ids, part.values)
+            elif key in whole:
+                change.whole[key] = change.whole.get(key, whole[key]).copy()
                 change.whole[key][part.ids] = part.values
         for key, array in delta.whole.items():
             if key in self._arenas:
-                chosen, local = self._select(key, np.arange(len(array)))
-                change.rows[key] = (local, self._stored(key, array[chosen]))
-            elif key in state.whole:
+                self._add_rows(change, key, np.arange(len(array)), array)
+            elif key in whole:
                 change.whole[key] = _immutable(array)
-        return change
+
+    def _add_rows(self, change: _Change, key: str, ids: Ids, values: Array) -> None:
+        chosen, local = self._select(key, ids)
+        if len(local):
+            change.rows[key] = _merged((local, self._stored(key, values[chosen])), change.rows.get(key))
 
     def _stored(self, key: str, rows: Array) -> Array:
         return self._convert[key](rows) if key in self._convert else rows
@@ -400,9 +438,27 @@ class LiveWeights:
                     limit=limit,
                     value=num,
                 )
-        while any(self._arenas[key].num_free < num for key, num in needs.items()) and len(self._kept) > 1:
-            self._kept.popleft()
+        while any(self._arenas[key].num_free < num for key, num in needs.items()) and self._let_go():
             self._sweep()
+        if len(self._kept) >= self._config.keep_states > 1 and not self._let_go():
+            raise OverloadedError(
+                f"{len(self._kept)} states are asked for, limit {self._config.keep_states}",
+                stage="update",
+                limit=self._config.keep_states,
+                value=len(self._kept),
+                retry_after_s=1.0,
+            )
+
+    def _let_go(self) -> bool:
+        """Let go of the oldest kept state that is not asked for and does not serve; returns whether there was one."""
+        stamp = next((key for key, state in self._kept.items() if self._may_go(key, state)), None)
+        if stamp is None:
+            return False
+        self._kept = {key: state for key, state in self._kept.items() if key != stamp}
+        return True
+
+    def _may_go(self, stamp: str, state: LiveState) -> bool:
+        return stamp not in self._asked_for and state is not self._state
 
     def _sweep(self) -> None:
         while self._dead_epochs:
@@ -417,8 +473,11 @@ class LiveWeights:
         self._alive.add(self._epoch)
         # Only a note: this runs wherever the last reader lets go, also within an update of this very thread.
         weakref.finalize(state, self._dead_epochs.append, self._epoch).atexit = False
-        self._kept.append(state)
+        kept = {key: each for key, each in self._kept.items() if key != state.stamp} | {state.stamp: state}
         self._state = state  # the switch: one store of one reference
+        self._kept = kept
+        if len(kept) > self._config.keep_states:
+            self._let_go()
 
     def _remember(self, undo: _Undo) -> None:
         self._undos.append(undo)
@@ -462,12 +521,12 @@ def _immutable(array: Array) -> Array:
     return array.copy() if array.flags.writeable else array
 
 
-def _merged(newer: tuple[Ids, Array] | None, older: tuple[Ids, Array]) -> tuple[Ids, Array]:
-    """Return old values of two deltas as those of one: what the older delta replaced wins."""
-    if newer is None:
-        return older
-    ids = np.concatenate([older[0], newer[0]])
-    values = np.concatenate([older[1], newer[1]])
+def _merged(winner: tuple[Ids, Array], other: tuple[Ids, Array] | None) -> tuple[Ids, Array]:
+    """Return rows of two changes as those of one; rows that are in both are the winner's."""
+    if other is None:
+        return winner
+    ids = np.concatenate([winner[0], other[0]])
+    values = np.concatenate([winner[1], other[1]])
     distinct, first = np.unique(ids, return_index=True)
     return distinct, values[first]
 

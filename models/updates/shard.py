@@ -11,10 +11,11 @@ from models.embedding.quantized import StoredRows
 from models.embedding.serving_rows import hot_rows, rows_group
 from models.embedding.shard_tables import FbgemmTables, TableForm, check_rows
 from models.embedding.tables import group
+from models.golden import DOCUMENT, Golden
 from models.source import WeightSource
 from models.updates.arena import Array, Ids, MakeStorage
-from models.updates.live import Convert, LiveConfig, LiveState, LiveWeights
-from models.updates.source import held_rows, live_weights
+from models.updates.live import Build, Convert, LiveConfig, LiveState, LiveWeights
+from models.updates.source import LiveSource, held_rows, live_weights
 from shared.clock import Clock
 from shared.schema.features import FeatureBatch
 from shared.weights.deltas import tensor_key
@@ -33,6 +34,7 @@ class LiveTableShard:
         clock: For the status.
         backend: How rows are looked up: ``fbgemm``: by its operator, in whose memory the rows are updated;
             ``reference``: one numpy gather a table.
+        check_golden: Refuse states that do not give the golden rows that the version, or the delta itself, brings.
 
     Raises:
         ValueError: ``shard`` is not in ``[0, num_shards)``.
@@ -48,6 +50,7 @@ class LiveTableShard:
         clock: Clock | None = None,
         *,
         backend: TableBackend = "reference",
+        check_golden: bool = False,
     ) -> None:
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
@@ -78,12 +81,15 @@ class LiveTableShard:
                 convert[key] = self._columns_of(name)
             forms[name] = TableForm(row_type, last - first, config.storage_rows(num_local))
         self._tables = FbgemmTables(forms) if backend == "fbgemm" and forms else None
+        golden = [DOCUMENT] if check_golden else []
         self.weights: LiveWeights = live_weights(
             source,
-            groups,
+            [*groups, *golden],
             config,
             select=held_rows(held),
             convert=convert,
+            build=self._checked_against(source) if check_golden else None,
+            documents=golden,
             make_storage=self._memory(),
             clock=clock,
         )
@@ -115,6 +121,14 @@ class LiveTableShard:
     def num_bytes(self) -> dict[str, int]:
         """Table -> bytes of this shard's rows, spare ones included."""
         return {name: self.weights.state.storage_bytes(key) for name, key in self._keys.items()}
+
+    def _checked_against(self, source: WeightSource) -> Build:
+        def build(state: LiveState, before: LiveState | None) -> None:
+            if before is None or state.differs(before, DOCUMENT):
+                golden = Golden.from_weights(LiveSource(source, state, in_part=True))
+                golden.check_rows(self.lookup(golden.row_batch(), state), self.plan, self.shard)
+
+        return build
 
     def _memory(self) -> dict[str, MakeStorage] | None:
         """Return what gives ``LiveWeights`` the operator's memory, None: it makes its own."""

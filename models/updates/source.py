@@ -129,12 +129,15 @@ class LiveSource:
 
     Args:
         base: The version.
-        state: A state of it that holds its tables in full.
+        state: A state of it.
+        in_part: Give the rows that the state holds of a table where it does not hold all, in its own order; else that
+            is an error.
     """
 
-    def __init__(self, base: WeightSource, state: LiveState) -> None:
+    def __init__(self, base: WeightSource, state: LiveState, *, in_part: bool = False) -> None:
         self._base = base
         self._state = state
+        self._in_part = in_part
 
     @property
     def version(self) -> str:
@@ -162,7 +165,7 @@ class LiveSource:
             if key not in held:
                 continue
             tensors[name] = self._state.array(key)
-            if tensors[name].shape != published.shape:
+            if tensors[name].shape != published.shape and not self._in_part:
                 raise WeightsError(
                     f"{key} of {self.version} is held in part: {tensors[name].shape} of {published.shape}",
                     version=self.version,

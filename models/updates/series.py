@@ -1,0 +1,84 @@
+"""One version and its deltas as parts that answer: ``shared.weights.held.Series`` over ``LiveWeights``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, Generic, TypeVar
+
+from models.updates.live import LiveState, LiveWeights
+from shared.weights.delta_log import DeltaLog
+from shared.weights.deltas import Delta
+from shared.weights.errors import DeltaGapError
+
+PartT = TypeVar("PartT")
+
+GOLDEN: Final = "golden"
+"""Group of the answers that weights must give to the golden request."""
+
+BATCH_BYTES_MAX: Final = 64 * 2**20
+"""Deltas are applied together up to this many bytes."""
+
+
+class LiveSeries(Generic[PartT]):
+    """The states of a version that one station holds.
+
+    Args:
+        weights: What changes; builds what hangs on a state.
+        log: The deltas of the version.
+        bind: What answers with a state; may hold it.
+    """
+
+    def __init__(self, weights: LiveWeights, log: DeltaLog, bind: Callable[[LiveState], PartT]) -> None:
+        self.weights = weights
+        self._log = log
+        self._bind = bind
+
+    def advance(self, sequence: int) -> None:
+        """Take up the state after a delta; the deltas up to it become one state, not one each.
+
+        Except where a delta brings golden answers: its own state is made and must give them.
+
+        Raises:
+            DeltaError: a delta is missing, damaged, not the next one, or does not fit.
+            WeightsError: a state does not give its golden answers.
+            OverloadedError: so many old states are held that there is no room for another; may be tried again.
+        """
+        start = self.weights.state.sequence
+        batch: list[Delta] = []
+        for delta in self._log.since(start, limit=max(sequence - start, 0)):
+            batch.append(delta)
+            if brings_golden(delta) or sum(len(each.payload) for each in batch) > BATCH_BYTES_MAX:
+                self.weights.apply_all(batch)
+                batch = []
+        if batch:
+            self.weights.apply_all(batch)
+        if (found := self.weights.state.sequence) != sequence:
+            base = self._log.base
+            raise DeltaGapError(
+                f"delta {sequence} of {base} is asked for, the state is {found}: a full snapshot is needed",
+                version=base,
+                sequence=sequence,
+                expected=sequence,
+                found=found,
+            )
+
+    def at(self, stamp: str) -> PartT:
+        """Return the part of a held state.
+
+        Raises:
+            VersionMismatchError: it is not held.
+        """
+        return self._bind(self.weights.at(stamp))
+
+    def stamps(self) -> tuple[str, ...]:
+        """Return the held states, oldest first."""
+        return self.weights.stamps()
+
+    def keep(self, stamps: Collection[str]) -> None:
+        """Let go of all states but these and the newest."""
+        self.weights.keep(stamps)
+
+
+def brings_golden(delta: Delta) -> bool:
+    """Return whether a delta says what the weights answer after it."""
+    return any(key.startswith(f"{GOLDEN}/") for key in delta.whole)
