@@ -261,6 +261,8 @@ class MeshConfig(Config):
             raise ValueError(f"ingress.service.tiers names {sorted(tiers)}, ranking has {sorted(self.ranking)}")
         if unknown := sorted(set(self.edges) - set(EDGES)):
             raise ValueError(f"edges must be among {', '.join(EDGES)}, has {', '.join(unknown)}")
+        if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas < 2:
+            raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
         queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
         queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}
         for where, (replicas, queue_max) in queues.items():

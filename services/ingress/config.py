@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
+from services.ingress.hedge import HedgeConfig
 from shared.config import Config
 from shared.schema.api import ApiLimits
 
@@ -83,6 +84,7 @@ class IngressConfig(Config):
         retry_after_s: What a shed client is told to wait, seconds.
         body_timeout_s: Longest time a client may take to send its body, seconds.
         precompute: Work after the answer.
+        hedge: Second calls for slow look-ups.
     """
 
     mesh: str = Field("rankmesh", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -103,6 +105,7 @@ class IngressConfig(Config):
     retry_after_s: int = Field(1, ge=1)
     body_timeout_s: float = Field(10, gt=0)
     precompute: PrecomputeConfig = PrecomputeConfig()
+    hedge: HedgeConfig = HedgeConfig()
 
     @model_validator(mode="after")
     def _tiers_are_distinct(self) -> IngressConfig:

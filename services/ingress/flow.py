@@ -8,6 +8,7 @@ is not cancelled when the next one is asked: the better of those that have answe
 from __future__ import annotations
 
 from services.ingress.config import IngressConfig
+from services.ingress.hedge import Hedger
 from services.ingress.inputs import Inputs
 from services.ingress.job import Marks, RankJob, Stations
 from services.ingress.leg import Leg, is_past, wait_until
@@ -24,9 +25,10 @@ class Flow:
         stations: Whom to call.
         config: The ingress's configuration.
         clock: Time.
+        hedger: Decides which slow look-ups are made twice.
     """
 
-    def __init__(self, job: RankJob, stations: Stations, config: IngressConfig, clock: Clock) -> None:
+    def __init__(self, job: RankJob, stations: Stations, config: IngressConfig, clock: Clock, hedger: Hedger) -> None:
         self.job = job
         self.marks = Marks()
         self.tier = job.choice.tier
@@ -39,7 +41,8 @@ class Flow:
         self._asked: dict[str, Leg] = {}
         self._failed: dict[str, RankMeshError] = {}
         self._retried: list[str] = []
-        self.inputs = Inputs(job, stations, config.budgets, self._tiers[self.tier].rank_ms, self.marks, clock)
+        rank_ms = self._tiers[self.tier].rank_ms
+        self.inputs = Inputs(job, stations, config.budgets, rank_ms, self.marks, clock, hedger)
 
     @property
     def retried(self) -> list[str]:

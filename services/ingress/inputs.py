@@ -4,7 +4,8 @@
 
     features = preprocess.extract(task)                    needed: tried twice, then the request fails
     state    = sequence.encode(task)                       optional: without it, the learned cold start
-    rows[s]  = embedding:s.lookup(features, budget)        optional: without it, out-of-vocabulary rows
+    rows[s]  = embedding:s.lookup(features, budget)        optional: without it, out-of-vocabulary rows; a slow one
+                                                           is asked of a second replica as well (``hedge``)
     spec     = speculative.lookup(task, features)          optional: without it, no speculative embedding
 
 All start at once; lookups take the features as a pending result. Waiting tells only that a call has *ended*: its value,
@@ -17,6 +18,7 @@ import asyncio
 from collections.abc import Iterator
 
 from services.ingress.config import StageBudgets
+from services.ingress.hedge import Hedger
 from services.ingress.job import Marks, RankJob, Stations
 from services.ingress.leg import Leg, all_ended, is_past
 from shared.clock import Clock
@@ -36,16 +38,27 @@ class Inputs:
         rank_ms: Time kept back for the ranking call, milliseconds.
         marks: Where dropped inputs are written.
         clock: Time.
+        hedger: Decides which slow look-ups are made twice.
     """
 
     def __init__(
-        self, job: RankJob, stations: Stations, budgets: StageBudgets, rank_ms: float, marks: Marks, clock: Clock
+        self,
+        job: RankJob,
+        stations: Stations,
+        budgets: StageBudgets,
+        rank_ms: float,
+        marks: Marks,
+        clock: Clock,
+        hedger: Hedger,
     ) -> None:
         self._job = job
         self._stations = stations
         self._budgets = budgets
         self._marks = marks
         self._clock = clock
+        self._hedger = hedger
+        self._slow: set[Leg] = set()  # look-ups of which it is decided whether they are hedged
+        self._timed: set[Leg] = set()  # look-ups whose time the hedger knows
         self._held: list[Leg] = []
         self._end_s = job.deadline.share(rank_ms + budgets.render_ms).at_s
         self._last_s = job.deadline.share(budgets.render_ms).at_s
@@ -105,8 +118,13 @@ class Inputs:
         """Yield name, start and end (monotonic seconds) of every optional input that arrived."""
         for leg in self._optional():
             if leg.ended_s is not None:
-                start_s = leg.started_s if leg is self.state else max(leg.started_s, self.features_s)
+                start_s = leg.started_s if leg is self.state else self._asked_s(leg)
                 yield leg.name, start_s, max(leg.ended_s, start_s)
+
+    @property
+    def hedged(self) -> list[tuple[str, bool]]:
+        """Look-ups that were made twice: station, and whether the second call ended first."""
+        return [(leg.name, leg.hedge_won) for leg in self._held if leg.hedge is not None]
 
     @property
     def whole(self) -> bool:
@@ -140,9 +158,12 @@ class Inputs:
         return self._start("sequence", self._stations.sequence, "encode", task, payload_bytes=job.whole_bytes)
 
     def _start_rows(self, shard: int) -> Leg:
-        return self._start(
-            f"embedding:{shard}",
-            self._stations.embedding[shard],
+        leg = Leg(f"embedding:{shard}", self._call_rows(shard), self._clock)
+        self._held.append(leg)
+        return leg
+
+    def _call_rows(self, shard: int) -> Call[object]:
+        return self._stations.embedding[shard].call(
             "lookup",
             self.features.call,
             self._budget_ms(self._budgets.embedding_ms),
@@ -226,11 +247,13 @@ class Inputs:
         if leg is self.state:
             return self._budgets.sequence_ms, leg.started_s + self._budgets.sequence_ms / 1e3
         budget_ms = self._budgets.speculative_ms if leg is self.spec else self._budgets.embedding_ms
-        return budget_ms, max(leg.started_s, self.features_s) + budget_ms / 1e3
+        return budget_ms, self._asked_s(leg) + budget_ms / 1e3
 
     async def _await_optional(self) -> None:
         while waiting := [leg for leg in self._optional() if not leg.ended]:
-            await all_ended(waiting, min(self._end_s, *(self._limit(leg)[1] for leg in waiting)), self._clock)
+            ends_s = [self._limit(leg)[1] for leg in waiting]
+            await all_ended(waiting, min(self._end_s, *ends_s, *self._hedge_times_s().values()), self._clock)
+            self._hedge_slow()
             for leg in waiting:
                 if leg.ended:
                     continue
@@ -240,6 +263,32 @@ class Inputs:
                     self._drop(leg, "not ready when the deadline left time for ranking only")
                 elif is_past(limit_s, self._clock) or leg.watcher.done():
                     self._drop(leg, f"not ready within {budget_ms:.0f} ms")
+
+        for leg in self.rows:
+            if leg is not None and leg.ended_s is not None and leg not in self._timed:
+                self._timed.add(leg)
+                self._hedger.ended(leg.name, leg.ended_s - self._asked_s(leg))
+
+    def _asked_s(self, leg: Leg) -> float:
+        """Return when a call that takes the features could begin."""
+        return max(leg.started_s, self.features_s)
+
+    def _hedge_times_s(self) -> dict[Leg, float]:
+        """Return when the look-ups are hedged that have neither ended nor been hedged."""
+        times_s: dict[Leg, float] = {}
+        for leg in self.rows:
+            if leg is None or leg.ended or leg in self._slow:
+                continue
+            if (delay_s := self._hedger.delay_s(leg.name)) is not None:
+                times_s[leg] = self._asked_s(leg) + delay_s
+        return times_s
+
+    def _hedge_slow(self) -> None:
+        for leg, at_s in self._hedge_times_s().items():
+            if is_past(at_s, self._clock):
+                self._slow.add(leg)
+                if not self._is_late() and self._hedger.take():
+                    leg.start_hedge(self._call_rows(self.rows.index(leg)))
 
     def _drop(self, leg: Leg, reason: str) -> None:
         leg.cancel()

@@ -27,6 +27,8 @@ class Leg:
         self.name = name
         self.call = call
         self.retried = False
+        self.hedge: Call[Any] | None = None
+        self.hedge_won = False
         self.is_sound = False  # known to have a value; asking costs a fetch, so it is asked once
         self.started_s = clock.monotonic_s()
         self.ended_s: float | None = None
@@ -58,10 +60,18 @@ class Leg:
         finally:
             asking.cancel()
 
+    def start_hedge(self, call: Call[Any]) -> None:
+        """Let a second call run beside the first: the leg ends with the one that ends first, and cancels the other."""
+        self.hedge = call
+        self.watcher.cancel()
+        self.watcher = asyncio.get_running_loop().create_task(self._race(call), name=f"watch {self.name} twice")
+
     def cancel(self) -> None:
-        """Stop the call if it runs, and the watch over it."""
+        """Stop the calls that run, and the watch over them."""
         if not self.ended:
             self.call.cancel()
+            if self.hedge is not None:
+                self.hedge.cancel()
         self.watcher.cancel()
 
     async def _watch(self, fetch: bool) -> None:
@@ -73,6 +83,20 @@ class Leg:
         except RankMeshError as error:
             self.error = error
         self.ended_s = self._clock.monotonic_s()
+
+    async def _race(self, hedge: Call[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        first, second = (loop.create_task(call.ready()) for call in (self.call, hedge))
+        try:
+            await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+            self.hedge_won = not first.done()
+            loser = self.call if self.hedge_won else hedge
+            loser.cancel()
+            self.call = hedge if self.hedge_won else self.call
+            self.ended_s = self._clock.monotonic_s()
+        finally:
+            first.cancel()
+            second.cancel()
 
 
 async def wait_until(

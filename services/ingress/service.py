@@ -11,6 +11,7 @@ from services.ingress.checks import check_events, check_rank
 from services.ingress.config import IngressConfig
 from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
 from services.ingress.flow import Flow
+from services.ingress.hedge import Hedger
 from services.ingress.job import RankJob, Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.model_info import ModelInfo
@@ -72,6 +73,7 @@ class IngressService:
         self._router = router or BudgetRouter(config.tiers, config.light_above_in_flight)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
+        self._hedger = Hedger(config.hedge, [f"embedding:{shard}" for shard in range(len(stations.embedding))])
         self._stats = IngressStats(tiers, clock)
         self.rank_gate = Gate("rank", config.in_flight_max, config.retry_after_s, self._stats)
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
@@ -102,7 +104,7 @@ class IngressService:
         with self.rank_gate.enter(), self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
-            flow = Flow(job, self._stations, self.config, self.clock)
+            flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
             try:
                 ranked = await flow.run()
             except RankMeshError as error:
@@ -110,6 +112,7 @@ class IngressService:
                 raise
             finally:
                 self._stats.retried(flow.retried)
+                self._stats.hedged(flow.inputs.hedged)
                 flow.close()
             body = self._body(question, flow, ranked, received_s)
         self._stats.answered(body)

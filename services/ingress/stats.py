@@ -59,6 +59,12 @@ class IngressStats:
         for station in stations:
             self._add("retries_total", station=_family(station))
 
+    def hedged(self, calls: Iterable[tuple[str, bool]]) -> None:
+        """Count calls that were made of a second replica while the first still ran: station, and whether it won."""
+        for station, won in calls:
+            self._add("hedges_total", station=_family(station), winner="second" if won else "first")
+            self._counts[f"hedges.{station}"] += 1  # a shard each, which the metrics do not tell apart
+
     def answered(self, body: dict[str, Any]) -> None:
         """Count a rank answer: tier, candidates, what was replaced, and the time of each critical stage."""
         self._add("answers_total", tier=body["tier"])

@@ -66,6 +66,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"edges": {"ranking.guess": "value"}}, "ranking.guess"),
         ({"sequence": {"replicas": {"max_ongoing_requests": 65}}}, "queue_max 64, is 65"),
         ({"ranking": {"full": {"replicas": {"max_ongoing_requests": 33}}, "light": {}}}, "queue_max 32, is 33"),
+        ({"ingress": {"service": {"hedge": {"share_max": 0.05}}}}, "hedge needs embedding.replicas.replicas"),
         ({"http": {"host": "localhost"}}, "http.host"),
         ({"http": {"port": 65_535 - PORTS_PER_MESH + 1}}, "http.port"),
         ({"name": "Upper"}, "name"),
@@ -82,6 +83,8 @@ def test_what_does_not_fit_is_refused(section: dict[str, Any], words: str, tmp_p
 def test_limits_are_allowed_at_their_value() -> None:
     MeshConfig.model_validate({"sequence": {"replicas": {"max_ongoing_requests": 64}}})
     MeshConfig.model_validate({"http": {"port": 65_535 - PORTS_PER_MESH}})
+    hedged = {"ingress": {"service": {"hedge": {"share_max": 0.05}}}, "embedding": {"replicas": {"replicas": 2}}}
+    MeshConfig.model_validate(hedged)
 
 
 def test_parts_of_a_mesh_carry_its_name_and_size() -> None:

@@ -34,6 +34,14 @@ def _service(source: MemorySource, shard: int = 0, **changes: object) -> Embeddi
     return EmbeddingService.from_weights(config, source, ManualClock(), "0")
 
 
+def _asked(features: FeatureBatch) -> dict[str, int]:
+    """What a whole request asks for: its ids, those that nobody knows, and its distinct rows."""
+    ids = {name: len(jagged.values) for name, jagged in features.features.items()}
+    distinct = sum(map(len, features.unique_rows.values()))
+    assert sum(ids.values()) > distinct, "some ids share a row"
+    return {"ids": sum(ids.values()), "oov_ids": sum(features.num_oov.values()), "distinct_rows": distinct}
+
+
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -46,7 +54,8 @@ async def test_every_shard_counts_its_own_calls_and_rows(source: MemorySource) -
         rows = (await service.lookup(features, 100.0)).rows
         found = sum(map(len, rows.values()))
         total += found
-        assert service.status()["counters"] == {"in_flight": 0, "rows": found, "calls.lookup.ok": 1}
+        counters = service.status()["counters"]
+        assert counters == {"in_flight": 0, "calls.lookup.ok": 1, "rows": found, **_asked(features)}
         assert service.status()["table_bytes"]["item"] == (21, 20)[shard] * TINY.width * 4
         assert f"rankmesh_embedding_rows_total {found:.1f}".encode() in service.metrics()
     assert total == sum(map(len, features.unique_rows.values()))
