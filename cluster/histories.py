@@ -7,13 +7,15 @@ mark dies with the store's data; an interrupted load leaves none and is done aga
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import orjson
 
+from shared.errors import ConfigError
 from shared.userlog import UserLoad, UserLog
+from shared.userlog.api import SOURCES
 from shared.userlog.client import StoreClient, guard
 from training.data import Dataset, history_events
 
@@ -92,7 +94,7 @@ class HistoryStore:
         counts = {"users": 0, "events": 0}
 
         def counted() -> Iterator[UserLoad]:
-            for load in user_loads(dataset, source.until_s, source.max_events):
+            for load in user_loads(dataset, source.until_s, source.max_events, self._log.sources):
                 counts["users"] += 1
                 counts["events"] += len(load)
                 yield load
@@ -103,18 +105,37 @@ class HistoryStore:
         return Loaded(counts["users"], counts["events"], already=False)
 
 
-def user_loads(dataset: Dataset, until_s: int, max_events: int) -> Iterator[UserLoad]:
+def user_loads(dataset: Dataset, until_s: int, max_events: int, sources: Sequence[str] = SOURCES) -> Iterator[UserLoad]:
     """Yield every user of a data set with the events before a time; users without any bring their profile alone.
 
     Args:
         dataset: The data.
         until_s: Events strictly before this time, seconds since the epoch.
         max_events: Newest events of a user.
+        sources: Names of the log's event sources; a surface of the data set is a source.
+
+    Raises:
+        ConfigError: the log has no source for a surface of the data set.
     """
     with_events = set()
+    if missing := sorted(set(dataset.surfaces) - set(sources)):
+        raise ConfigError(
+            f"sources must name {', '.join(missing)}, a surface of {dataset.name}; they are {', '.join(sources)}",
+            field="sources",
+            value=", ".join(sources),
+        )
+    source_of_surface = np.array([list(sources).index(surface) for surface in dataset.surfaces], np.uint8)
     for user_id, events in history_events(dataset, until_s, max_events):
         with_events.add(user_id)
-        yield UserLoad(user_id, events.item_id, events.rating, events.timestamp_s, events.event_id, events.profile)
+        yield UserLoad(
+            user=user_id,
+            item_keys=events.item_id,
+            weights=events.rating,
+            timestamps_s=events.timestamp_s,
+            event_ids=events.event_id,
+            profile=events.profile,
+            sources=source_of_surface[events.surface],
+        )
     nothing, no_weight = np.zeros(0, np.int64), np.zeros(0, np.float32)
     for user_index, user_id in enumerate(dataset.users.user_id.tolist()):
         if user_id not in with_events:

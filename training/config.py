@@ -11,7 +11,7 @@ from pydantic import Field
 from models.config import RankerConfig
 from shared.config import Config
 from shared.errors import ConfigError
-from training.data import DatasetName, SyntheticConfig
+from training.data import DatasetName, HistoryStoreConfig, SyntheticConfig
 
 
 class OptimizerConfig(Config):
@@ -88,6 +88,8 @@ class TrainConfig(Config):
         threads: Threads of torch, 0: one a core.
         batch_rows: Most rows of a batch.
         train_share: Newest share of the training rows that is used; 1: all.
+        histories: User log from which the rows' histories are joined, as serving reads them; None: the data set's own
+            log, which gives the same ones.
         model: The ranker.
         optimizer: Optimiser.
         loss: Loss.
@@ -103,6 +105,7 @@ class TrainConfig(Config):
     threads: int = Field(0, ge=0, le=256)
     batch_rows: int = Field(1024, ge=1)
     train_share: float = Field(1.0, gt=0, le=1)
+    histories: HistoryStoreConfig | None = None
     model: RankerConfig = RankerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()

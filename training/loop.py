@@ -20,7 +20,16 @@ from models.ranker import CandidateTensors, Ranker, RequestTensors
 from shared.clock import Clock, SystemClock
 from shared.weights import WeightStore
 from training.config import TrainConfig, load_train_config
-from training.data import Dataset, HistoryReader, RequestBatch, Rows, load_dataset, request_batches
+from training.data import (
+    Dataset,
+    HistoryReader,
+    RequestBatch,
+    Rows,
+    StoredHistories,
+    load_dataset,
+    request_batches,
+    stored_histories,
+)
 from training.evaluate import calibrate, evaluate_all, show_evaluations
 from training.indexing import DatasetIndex
 from training.model import TrainedModel
@@ -131,14 +140,24 @@ def train(config: TrainConfig, dataset: Dataset, progress: TrainProgress | None 
         config: The run.
         dataset: The data.
         progress: Is told of every step.
+
+    Raises:
+        StoreUnavailableError: ``config.histories`` names a store that is out of reach.
     """
+    with stored_histories(config.histories, dataset) as histories:
+        return _train(config, dataset, progress, histories)
+
+
+def _train(
+    config: TrainConfig, dataset: Dataset, progress: TrainProgress | None, histories: StoredHistories | None
+) -> TrainedModel:
     torch.set_num_threads(config.threads or available_cores())
     index = DatasetIndex.build(config.model, dataset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         ranker = Ranker(config.model, index.num_rows, index.genres_by_row())
         rows = _newest(dataset.split.train, config.train_share)
-        reader = HistoryReader(dataset.log, config.model.history_length, "strict", align="right")
+        reader = HistoryReader(dataset.log, config.model.history_length, "strict", align="right", histories=histories)
         trainer = Trainer(config, index, reader, ranker, len(rows))
     ranker.train()
     for batch in request_batches(rows, reader, config.batch_rows):

@@ -92,6 +92,11 @@ class UserLog(Protocol):
     All methods raise ``StoreUnavailableError`` when the store cannot be reached or refuses.
     """
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the event sources; ``UserHistory.sources`` holds places in it."""
+        ...
+
     async def append(self, events: Sequence[Event]) -> AppendResult:
         """Add events of any users; sending the same events again changes nothing."""
         ...

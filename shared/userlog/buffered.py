@@ -56,6 +56,11 @@ class BufferedUserLog:
         """Events that wait to be written."""
         return len(self._waiting)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the event sources."""
+        return self._log.sources
+
     async def append(self, events: Sequence[Event]) -> AppendResult:
         """Add events, or keep them if the store is down: ``buffered`` of the result says so.
 

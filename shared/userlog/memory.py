@@ -32,6 +32,7 @@ class MemoryUserLog:
     """
 
     def __init__(self, max_events: int = 4_096, sources: Sequence[str] = SOURCES) -> None:
+        self.sources = tuple(sources)
         self._sources = numbered(sources)
         self._max_events = max_events
         self._logs: dict[str, list[_Entry]] = {}

@@ -74,6 +74,11 @@ class RedisUserLog:
         self._config = config
         self._sources = numbered(config.sources)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the event sources."""
+        return self._config.sources
+
     async def append(self, events: Sequence[Event]) -> AppendResult:
         """Add events of any users, in as many round trips as ``batch_users_max`` asks, mostly one.
 

@@ -14,6 +14,7 @@ from shared.errors import ConfigError, DataUnavailableError
 from training.data.batches import RequestBatch, request_batches, request_starts
 from training.data.dataset import Catalog, Dataset, Truth, UserTable
 from training.data.history import Align, HistoryBatch, HistoryMode, HistoryReader
+from training.data.join import HistoryStoreConfig, StoredHistories, stored_histories
 from training.data.log import EventColumns, EventLog, Rows
 from training.data.movielens import load_movielens
 from training.data.replay import HeldOutRequest, UserEvents, held_out_request, held_out_requests, history_events
@@ -31,9 +32,11 @@ __all__ = [
     "HistoryBatch",
     "HistoryMode",
     "HistoryReader",
+    "HistoryStoreConfig",
     "RequestBatch",
     "Rows",
     "Split",
+    "StoredHistories",
     "SyntheticChunk",
     "SyntheticConfig",
     "Truth",
@@ -47,6 +50,7 @@ __all__ = [
     "request_batches",
     "request_starts",
     "split_by_time",
+    "stored_histories",
     "stream_events",
 ]
 

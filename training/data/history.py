@@ -1,10 +1,13 @@
-"""Reads histories from the log: the newest L events of each row's user, as padded arrays, without a Python loop.
+"""Joins rows with histories: the newest L events of each row's user, as padded arrays.
+
+The events come from the data set's own log, by index arithmetic, or from a user log as serving has it
+(``training.data.join``); the arrays are the same to the bit.
 
 Two modes say what "earlier" means:
 
 - ``pub``: everything before the row's event in (timestamp, user, item) order, as in the published split; events of the
   same second may be among them, which a server would not have.
-- ``strict``: events of strictly earlier seconds only, which is what serving reads.
+- ``strict``: events of strictly earlier seconds only, which is what serving reads. The only mode of a user log.
 
 Neither ever reads the row's own event or a later one.
 
@@ -19,6 +22,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from training.data.join import Histories, JoinedBatch
 from training.data.log import EventLog, Rows
 
 HistoryMode: TypeAlias = Literal["pub", "strict"]
@@ -62,23 +66,36 @@ class HistoryReader:
         mode: What counts as earlier, see the module.
         align: ``left``: events in columns ``0 .. lengths - 1``; ``right``: in the last ``lengths`` columns. The newest
             event is the last one either way.
+        histories: Where the events are read, e.g. a user log; None: the event log.
 
     Raises:
-        ValueError: ``length`` is under 1.
+        ValueError: ``length`` is under 1, or the mode is one that only the event log has.
     """
 
-    __slots__ = ("_log", "align", "length", "mode")
+    __slots__ = ("_histories", "_log", "align", "length", "mode")
 
-    def __init__(self, log: EventLog, length: int, mode: HistoryMode, align: Align = "left") -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        length: int,
+        mode: HistoryMode,
+        align: Align = "left",
+        histories: Histories | None = None,
+    ) -> None:
         if length < 1:
             raise ValueError(f"history length must be at least 1, is {length}")
+        if histories is not None and mode != "strict":
+            raise ValueError(f"a user log is read in mode strict, not {mode}")
         self._log = log
+        self._histories = histories
         self.length = length
         self.mode: HistoryMode = mode
         self.align: Align = align
 
     def read(self, rows: Rows) -> HistoryBatch:
         """Return the histories of B rows."""
+        if self._histories is not None:
+            return self.read_at(rows.user_index, rows.timestamp_s)
         ends = rows.event_position if self.mode == "pub" else self._log.second_start[rows.event_position]
         return self._gather(self._log.user_offsets[rows.user_index], ends)
 
@@ -89,7 +106,32 @@ class HistoryReader:
             user_index: integers [B].
             timestamp_s: int64 [B], or one time for all.
         """
+        if self._histories is not None:
+            before_s = np.broadcast_to(np.asarray(timestamp_s, np.int64), user_index.shape)
+            return self._padded(self._histories.read(user_index, before_s, self.length))
         return self._gather(self._log.user_offsets[user_index], self._log.position_before(user_index, timestamp_s))
+
+    def _padded(self, joined: JoinedBatch) -> HistoryBatch:
+        histories = joined.histories
+        lengths = np.array([len(history) for history in histories], np.int64)
+        columns = np.arange(self.length, dtype=np.int64)
+        is_left = self.align == "left"
+        mask = columns < lengths[:, None] if is_left else columns >= self.length - lengths[:, None]
+        shape = (len(histories), self.length)
+        items, weights, times = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+        surfaces = np.zeros(shape, np.uint8)
+        if mask.any():
+            # Events of all rows in one piece: row after row is the order in which a mask selects.
+            items[mask] = np.concatenate([history.item_keys for history in histories])
+            weights[mask] = np.concatenate([history.weights for history in histories])
+            times[mask] = np.concatenate([history.timestamps_s for history in histories])
+            sources = [
+                np.zeros(len(history), np.uint8) if history.sources is None else history.sources
+                for history in histories
+            ]
+            surfaces[mask] = joined.surface_of_source[np.concatenate(sources)]
+        num_total = np.array([history.num_total for history in histories], np.int64)
+        return HistoryBatch(items, weights, times, surfaces, mask, lengths, num_total)
 
     def _gather(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> HistoryBatch:
         log = self._log

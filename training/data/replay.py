@@ -52,7 +52,7 @@ class UserEvents:
         item_id: int64 [E].
         rating: float32 [E], 1 to 5.
         timestamp_s: int64 [E], non-decreasing.
-        source: E surface names.
+        surface: uint8 [E], position in ``Dataset.surfaces``.
         profile: Request-only attributes of the user.
     """
 
@@ -60,7 +60,7 @@ class UserEvents:
     item_id: npt.NDArray[np.int64]
     rating: npt.NDArray[np.float32]
     timestamp_s: npt.NDArray[np.int64]
-    source: tuple[str, ...]
+    surface: npt.NDArray[np.uint8]
     profile: dict[str, str]
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ def history_events(dataset: Dataset, until_s: int, max_events: int) -> Iterator[
                 item_id=log.item_id[events],
                 rating=log.rating[events].astype(np.float32),
                 timestamp_s=log.timestamp_s[events],
-                source=tuple(dataset.surfaces[surface] for surface in log.surface[events].tolist()),
+                surface=log.surface[events],
                 profile=dataset.users.profile(int(user_index)),
             ),
         )

@@ -134,7 +134,7 @@ def test_histories_end_before_the_split_and_keep_the_newest(dataset: Dataset) ->
     assert events.item_id.tolist() == [2, 3]
     assert events.rating.tolist() == [3.0, 5.0]
     assert events.timestamp_s.tolist() == [20, 49]
-    assert events.source == ("web", "web")
+    assert events.surface.tolist() == [0, 0]
     assert events.profile == {"gender": "F", "age": "0", "occupation": "other", "zip_code": ""}
     assert len(events) == 2
 
