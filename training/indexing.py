@@ -36,6 +36,7 @@ class DatasetIndex:
         item_rows: int64 [I], row of table ``item``, 0 for items that no training event names.
         item_genres: float32 [I, genre rows], mean pooling.
         item_years: int64 [I], row of table ``year``.
+        reads: table -> int64 [rows], how often training events read each row, of the tables that the catalog names.
         event_counters: float32 [E, counter features], of each event's item at its time: earlier seconds only.
         user_rows: int64 [U, request features], surface left 0.
         surface_rows: int64 [surfaces], row of table ``surface``.
@@ -48,6 +49,7 @@ class DatasetIndex:
     item_rows: Ints
     item_genres: npt.NDArray[np.float32]
     item_years: Ints
+    reads: dict[str, Ints]
     event_counters: npt.NDArray[np.float32]
     user_rows: Ints
     surface_rows: Ints
@@ -66,14 +68,16 @@ class DatasetIndex:
         vocabularies = vocabularies or _vocabularies(config, dataset)
         catalog = item_catalog(dataset, vocabularies)
         num_genre_rows = vocabularies["genre"].num_rows
+        item_rows = vocabularies["item"].rows(dataset.catalog.item_id)
         return cls(
             config=config,
             vocabularies=vocabularies,
             catalog=catalog,
             item_ids=dataset.catalog.item_id,
-            item_rows=vocabularies["item"].rows(dataset.catalog.item_id),
+            item_rows=item_rows,
             item_genres=genre_matrix(catalog.genre_rows, catalog.genre_offsets, num_genre_rows),
             item_years=catalog.year_rows,
+            reads=_reads(catalog, item_rows, _seen_events(dataset), vocabularies),
             event_counters=streaming_counters(dataset.log),
             user_rows=_user_rows(config, dataset, vocabularies),
             surface_rows=vocabularies["surface"].rows(id_keys(dataset.surfaces)),
@@ -134,9 +138,8 @@ class DatasetIndex:
 
 def item_catalog(dataset: Dataset, vocabularies: dict[str, Vocabulary]) -> ItemCatalog:
     """Return a data set's catalog in table rows, with the counters of the training period."""
-    items, log = dataset.catalog, dataset.log
-    seen = np.flatnonzero(log.timestamp_s < _train_end_s(dataset))
-    events = log.rows(seen)
+    items = dataset.catalog
+    events = dataset.log.rows(np.flatnonzero(dataset.log.timestamp_s < _train_end_s(dataset)))
     positions = items.positions(events.item_id)
     counts = [
         np.bincount(positions[hits], minlength=len(items)) for hits in (slice(None), events.click, events.conversion)
@@ -150,6 +153,22 @@ def item_catalog(dataset: Dataset, vocabularies: dict[str, Vocabulary]) -> ItemC
         group_keys=items.group_id,
         counters=counter_features(*counts),
     )
+
+
+def _seen_events(dataset: Dataset) -> Ints:
+    """Return how many training events each item has: int64 [I]."""
+    events = dataset.log.rows(np.flatnonzero(dataset.log.timestamp_s < _train_end_s(dataset)))
+    return np.bincount(dataset.catalog.positions(events.item_id), minlength=len(dataset.catalog))
+
+
+def _reads(catalog: ItemCatalog, item_rows: Ints, events: Ints, vocabularies: dict[str, Vocabulary]) -> dict[str, Ints]:
+    """Return the reads of each row: an event reads the row of its item, of its year, and of each of its genres."""
+    by_genre = np.repeat(events, np.diff(catalog.genre_offsets))
+    rows = {"item": (item_rows, events), "year": (catalog.year_rows, events), "genre": (catalog.genre_rows, by_genre)}
+    return {
+        table: np.bincount(which, weights=count, minlength=vocabularies[table].num_rows).astype(np.int64)
+        for table, (which, count) in rows.items()
+    }
 
 
 def streaming_counters(log: EventLog) -> npt.NDArray[np.float32]:

@@ -42,4 +42,6 @@ class TrainedModel:
 
     def source(self) -> MemorySource:
         """Return the groups and documents that serve this model."""
-        return export_source(self.ranker, self.index.vocabularies, self.index.catalog, self.calibration)
+        return export_source(
+            self.ranker, self.index.vocabularies, self.index.catalog, self.calibration, traffic=self.index.reads
+        )

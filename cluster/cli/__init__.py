@@ -19,6 +19,7 @@ from cluster.cli import (
     run,
     simplify,
     status,
+    tables,
     train,
     tune,
 )
@@ -51,7 +52,7 @@ def options(
     """Take the options that belong to no verb."""
 
 
-for module in (run, lifecycle, status, rank, train, publish, delta, simplify, quantize, tune, plan, bench):
+for module in (run, lifecycle, status, rank, train, publish, delta, simplify, tables, quantize, tune, plan, bench):
     app.registered_commands += module.app.registered_commands
 app.add_typer(events.app, name="events")
 

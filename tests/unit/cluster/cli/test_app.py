@@ -15,8 +15,8 @@ from cluster.cli.group import VerbGroup
 from shared.errors import ConfigError, StageUnavailableError
 
 VERBS = {
-    *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "quantize"),
-    *("tune", "plan", "bench", "compare", "verify"),
+    *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "tables"),
+    *("quantize", "tune", "plan", "bench", "compare", "verify"),
 }
 
 

@@ -1,4 +1,4 @@
-"""``simplify`` and ``quantize`` hand their options over, and print one JSON document where they are asked to."""
+"""The passes over published weights hand their options over, and print one JSON document where they are asked to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.cli import quantize, simplify
+from cluster.cli import quantize, simplify, tables
 from models.quantize.plan import PrecisionPlan
 from models.simplify import Removal
 from shared.weights import WeightStore
 from training.simplify import SimplifyReport
+from training.tables import TablesReport
 
 _REPORT = SimplifyReport("v1", 0.02, (Removal("exit 1 heads", "hidden units", 8, 6),), {"parameters": (9, 8)}, {})
 _PLAN = PrecisionPlan(
@@ -51,6 +52,22 @@ def test_simplify_hands_its_options_over(tmp_path: Path, monkeypatch: pytest.Mon
     assert (given[0], given[2], given[4]) == ("v1", 0.02, 4)
 
 
+def test_tables_hands_its_options_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def fake(store: WeightStore, *rest: Any) -> tuple[str, TablesReport]:
+        given.extend(rest)
+        return "v2", TablesReport("v1", "int8", (), {"full": (0.5, 0.6)})
+
+    monkeypatch.setattr("training.tables.store_tables", fake)
+    args = ("--rows", "int8", "--hot", "9", "--version", "v1", "--store", str(tmp_path), "--json")
+    document = json.loads(_invoke(tables.app, *args))
+    assert document == {
+        "version": "v2", "source": "v1", "row_type": "int8", "tables": {}, "click_ne": {"full": [0.5, 0.6]},
+    }  # fmt: skip
+    assert (given[0], given[2], given[3]) == ("v1", "int8", 9)
+
+
 def test_quantize_hands_its_options_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
@@ -66,7 +83,12 @@ def test_quantize_hands_its_options_over(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("app", "option"), [(simplify.app, ("--threshold", "0.9")), (quantize.app, ("--budget", "-1"))]
+    ("app", "option"),
+    [
+        (simplify.app, ("--threshold", "0.9")),
+        (tables.app, ("--rows", "int7")),
+        (quantize.app, ("--budget", "-1")),
+    ],
 )
 def test_what_is_out_of_range_is_a_usage_error(app: typer.Typer, option: tuple[str, str]) -> None:
     assert CliRunner().invoke(app, option).exit_code == 2
