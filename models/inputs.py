@@ -42,6 +42,9 @@ DENSE_FEATURES = (
 COUNTER_FEATURES = ("log_count", "click_log_odds", "conversion_log_odds")
 """Dense features of a candidate: what the log says of the item, in the order of ``FeatureBatch.dense``."""
 
+GAP_SCALE = 16.0
+"""What the logarithm of a gap in seconds is divided by."""
+
 _NEWEST = 10
 _HOUR_S = 3600
 _COUNTER_PRIOR = 2.0
@@ -151,8 +154,8 @@ def _dense(
         positive[:, newest].sum(axis=1) / num_newest,
         last_weight / WEIGHT_MAX,
         # A gap of 0 counts as 1, as in the buckets.
-        np.log(np.maximum(newest_s, 1).astype(np.float64)) / 16.0,
-        np.log(np.maximum(oldest_s, 1).astype(np.float64)) / 16.0,
+        np.log(np.maximum(newest_s, 1).astype(np.float64)) / GAP_SCALE,
+        np.log(np.maximum(oldest_s, 1).astype(np.float64)) / GAP_SCALE,
         (mask & (gaps_s <= _HOUR_S)).sum(axis=1) / count,
         lengths > 0,
     )

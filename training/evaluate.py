@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -68,6 +68,11 @@ def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: His
     return {depth: np.concatenate([nothing, *found]) for depth, found in parts.items()}
 
 
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Return the predictions of consecutive rows as one."""
+    return {depth: np.concatenate([part[depth] for part in parts]) for depth in parts[0]} if parts else {}
+
+
 def evaluate(
     model: TrainedModel, dataset: Dataset, split: SplitName, history_mode: HistoryMode, tier: str
 ) -> Evaluation:
@@ -120,13 +125,6 @@ def dataset_of(reader: WeightSource, data_dir: Path) -> Dataset:
         synthetic=config.synthetic,
         synthetic_fallback=config.synthetic_fallback,
     )
-
-
-def calibrate(model: TrainedModel, dataset: Dataset) -> TrainedModel:
-    """Return the model with its calibration fitted on the validation rows, with the history that a server knows."""
-    rows = dataset.split.valid
-    predictions = predict(model, dataset, rows, "strict")
-    return replace(model, calibration=fit_calibration(predictions, rows))
 
 
 def fit_calibration(predictions: Predictions, rows: Rows) -> Calibration:

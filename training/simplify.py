@@ -24,9 +24,10 @@ from shared.errors import ConfigError
 from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
 from training.data import Dataset, HistoryReader, Rows, request_batches
-from training.evaluate import Evaluation, calibrate, dataset_of, evaluate_all
+from training.evaluate import Evaluation, dataset_of, evaluate_all
 from training.model import TrainedModel
 from training.publish import publish
+from training.routing import fit_on_held_out
 
 CALIBRATION_ROWS = 50_000
 """Newest training rows on which contributions are measured."""
@@ -129,7 +130,7 @@ def simplify_model(
     rows = train.select(slice(max(len(train) - num_rows, 0), len(train)))
     found = simplify(model.ranker.network, lambda network: _run(model, network, dataset, rows), threshold, multiple)
     smaller = TrainedModel(model.ranker.with_network(found.network), model.index, model.calibration)
-    return calibrate(smaller, dataset), found.removals
+    return fit_on_held_out(smaller, dataset), found.removals
 
 
 def show_report(report: SimplifyReport, console: Console) -> None:

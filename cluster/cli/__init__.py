@@ -11,6 +11,7 @@ from cluster.cli import (
     bench,
     delta,
     events,
+    frontier,
     lifecycle,
     plan,
     publish,
@@ -52,7 +53,22 @@ def options(
     """Take the options that belong to no verb."""
 
 
-for module in (run, lifecycle, status, rank, train, publish, delta, simplify, tables, quantize, tune, plan, bench):
+for module in (
+    run,
+    lifecycle,
+    status,
+    rank,
+    train,
+    publish,
+    delta,
+    simplify,
+    tables,
+    quantize,
+    tune,
+    frontier,
+    plan,
+    bench,
+):
     app.registered_commands += module.app.registered_commands
 app.add_typer(events.app, name="events")
 

@@ -67,6 +67,35 @@ class PrecomputeConfig(Config):
     timeout_ms: float = Field(2_000, gt=0)
 
 
+class RouterConfig(Config):
+    """How requests are routed to tiers by what they are worth; see ``services.ingress.routing``.
+
+    Args:
+        enabled: Whether a gain model among the weights is used; without it every request takes the best tier that its
+            budget and the load allow.
+        explore_share: Share of requests that are served by the best tier whatever they are worth.
+        remembered_users_max: Users whose signals one ingress replica remembers; about 300 bytes each.
+        cost_candidates: Candidates that the tiers' ``rank_ms`` count for until calls are measured.
+        cores: Cores that the stations have for the requests of one ingress replica.
+        utilisation_target: Share of them that computing may take before quality is given up.
+        occupancy_target: Requests in flight over ``light_above_in_flight`` before quality is given up.
+        miss_share_max: Share of requests that may miss their deadline before quality is given up.
+        period_s: Time between two steps of the price, seconds.
+        step: Largest step of the mean share of the best tier's cost.
+    """
+
+    enabled: bool = True
+    explore_share: float = Field(0.01, ge=0, le=1)
+    remembered_users_max: int = Field(50_000, ge=1, le=10_000_000)
+    cost_candidates: int = Field(500, ge=1)
+    cores: float = Field(1.0, gt=0)
+    utilisation_target: float = Field(0.7, gt=0, le=1)
+    occupancy_target: float = Field(0.5, gt=0, le=1)
+    miss_share_max: float = Field(0.01, ge=0, le=1)
+    period_s: float = Field(1.0, gt=0)
+    step: float = Field(0.1, gt=0, le=1)
+
+
 class IngressConfig(Config):
     """The ingress.
 
@@ -85,6 +114,7 @@ class IngressConfig(Config):
         body_timeout_s: Longest time a client may take to send its body, seconds.
         precompute: Work after the answer.
         hedge: Second calls for slow look-ups.
+        router: Choice of tiers by worth.
     """
 
     mesh: str = Field("rankmesh", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -106,6 +136,7 @@ class IngressConfig(Config):
     body_timeout_s: float = Field(10, gt=0)
     precompute: PrecomputeConfig = PrecomputeConfig()
     hedge: HedgeConfig = HedgeConfig()
+    router: RouterConfig = RouterConfig()
 
     @model_validator(mode="after")
     def _tiers_are_distinct(self) -> IngressConfig:

@@ -1,4 +1,16 @@
-"""Which ranking tier a request goes to, and why."""
+"""Which ranking tier a request goes to, and why.
+
+A request that names a tier gets it. The others get the tier whose predicted worth, less its price, is largest::
+
+    worth(tier) - price * cost(tier) / cost(best tier)
+
+Worth is predicted from request-only signals (``models.routing``); cost is the measured compute time of a call to the
+tier with this many candidates (``learned.TierCosts``); the price follows utilisation and missed deadlines
+(``learned.PriceControl``). A tier that the remaining budget cannot pay for is no choice, and above a number of requests
+in flight nothing but the lowest tier is: quality goes before answers do. A small share of requests explores: it is
+served by the best tier whatever its worth, so that what every tier would have said of unselected requests can be
+learned.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.ingress.config import TierConfig
-from shared.errors import InvalidRequestError
+import numpy as np
+import numpy.typing as npt
+
+from models.config import RankerConfig
+from models.routing import GainModel, surface_keys
+from models.source import WeightSource
+from services.ingress.config import IngressConfig, RouterConfig, TierConfig
+from services.ingress.learned import PriceControl, RememberedSignals, Signals, TierCosts
+from shared.clock import Clock
+from shared.errors import ConfigError, InvalidRequestError
+from shared.hashing import EntityId
 
 AUTO = "auto"
 
@@ -21,12 +42,18 @@ class RouteQuery:
         remaining_ms: Budget left, milliseconds.
         num_candidates: Candidates C of the request.
         in_flight: Rank requests in this ingress replica, this one included.
+        surface: Surface name.
+        user: Canonical user id.
+        as_of_s: Request time, seconds since the epoch.
     """
 
     asked: str
     remaining_ms: float
     num_candidates: int
     in_flight: int
+    surface: str = ""
+    user: EntityId = ""
+    as_of_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +64,42 @@ class TierChoice:
         tier: Chosen tier.
         reason: Why, for the response and the log.
         fallbacks: Tiers to try when it fails, in order: lower ones first, then higher ones.
+        explores: Whether the request is served by the best tier to learn from it.
     """
 
     tier: str
     reason: str
     fallbacks: tuple[str, ...]
+    explores: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What came of a request, for the router to learn from.
+
+    Args:
+        tier: Tier that served it; empty: none did.
+        num_candidates: Candidates C.
+        rank_ms: Compute time of the ranking call, milliseconds.
+        busy_ms: Compute time of all stations together, milliseconds.
+        missed: Whether the deadline cut the answer short, or there was none.
+        user: Canonical user id.
+        as_of_s: Request time, seconds since the epoch.
+        signals: float32 [K], what the user's state says; None: no state.
+    """
+
+    tier: str
+    num_candidates: int
+    rank_ms: float
+    busy_ms: float
+    missed: bool
+    user: EntityId = ""
+    as_of_s: int = 0
+    signals: Signals | None = None
 
 
 class TierRouter(Protocol):
-    """Decides by request."""
+    """Decides by request, and is told what came of it."""
 
     def choose(self, query: RouteQuery) -> TierChoice:
         """Return the tier for one request.
@@ -55,9 +109,15 @@ class TierRouter(Protocol):
         """
         ...
 
+    def observe(self, served: Served) -> None:
+        """Learn from one request that has ended."""
+        ...
+
 
 class BudgetRouter:
     """The best tier that the remaining budget and the present load allow; a tier that the client names is obeyed.
+
+    What routes where there is no gain model, and the limits within which ``GainRouter`` chooses.
 
     Args:
         tiers: Best first.
@@ -75,31 +135,136 @@ class BudgetRouter:
         Raises:
             InvalidRequestError: the client forces a tier that does not exist.
         """
+        return self.forced(query) or self.decide(self._names[0], "default")
+
+    def observe(self, served: Served) -> None:
+        """Nothing is learned."""
+
+    def forced(self, query: RouteQuery) -> TierChoice | None:
+        """Return the only choice that client, load or budget leave; None: every tier is open.
+
+        Raises:
+            InvalidRequestError: the client forces a tier that does not exist.
+        """
         if query.asked != AUTO:
             if query.asked not in self._names:
                 allowed = ", ".join((AUTO, *self._names))
                 raise InvalidRequestError(
                     f"tier must be one of {allowed}, is {query.asked!r}", field="tier", limit=allowed, value=query.asked
                 )
-            return self._decide(query.asked, "forced by the request")
-        lowest = self._names[-1]
+            return self.decide(query.asked, "forced by the request")
         if query.in_flight > self._light_above:
-            return self._decide(
-                lowest, f"load: {query.in_flight} requests in flight, {self._light_above} allowed for {self._names[0]}"
-            )
-        for tier in self._tiers:
-            if query.remaining_ms >= tier.cost_ms:
-                if tier.name == self._names[0]:
-                    return self._decide(tier.name, "default")
-                break
-        else:
-            tier = self._tiers[-1]
+            allowed_for = f"{self._light_above} allowed for {self._names[0]}"
+            return self.decide(self._names[-1], f"load: {query.in_flight} requests in flight, {allowed_for}")
         best = self._tiers[0]
-        return self._decide(
-            tier.name,
-            f"budget: {query.remaining_ms:.0f} ms left, {best.name} needs {best.cost_ms:.0f} ms at the 99th percentile",
+        if query.remaining_ms >= best.cost_ms:
+            return None
+        affordable = (tier for tier in self._tiers if query.remaining_ms >= tier.cost_ms)
+        tier = next(affordable, self._tiers[-1])
+        needs = f"{best.name} needs {best.cost_ms:.0f} ms at the 99th percentile"
+        return self.decide(tier.name, f"budget: {query.remaining_ms:.0f} ms left, {needs}")
+
+    def decide(self, tier: str, reason: str, *, explores: bool = False) -> TierChoice:
+        """Return a choice with its fall-backs."""
+        index = self._names.index(tier)
+        fallbacks = self._names[index + 1 :] + tuple(reversed(self._names[:index]))
+        return TierChoice(tier, reason, fallbacks, explores)
+
+
+class GainRouter:
+    """The tier whose predicted worth less its price is largest, within the limits of budget and load.
+
+    Args:
+        config: The router's configuration.
+        tiers: Best first.
+        light_above_in_flight: Requests in flight above which the lowest tier is taken.
+        model: What each depth is worth.
+        ranker: The ranker's configuration, which says the depth of each tier.
+        clock: Time.
+        seed: Of exploration.
+
+    Raises:
+        ConfigError: a tier is none of the model's.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        tiers: Sequence[TierConfig],
+        light_above_in_flight: int,
+        model: GainModel,
+        ranker: RankerConfig,
+        clock: Clock,
+        seed: int = 0,
+    ) -> None:
+        names = [tier.name for tier in tiers]
+        if unknown := sorted(set(names) - set(ranker.tiers)):
+            raise ConfigError(f"tiers {unknown} are none of the model's", field="tiers", value=str(names))
+        self._limits = BudgetRouter(tiers, light_above_in_flight)
+        self._names = names
+        self._light_above = light_above_in_flight
+        self._columns = [model.depths.index(ranker.depth(name)) for name in names]
+        self._model = model
+        self._config = config
+        self._random = np.random.default_rng(seed)
+        self.costs = TierCosts({tier.name: tier.rank_ms for tier in tiers}, config.cost_candidates)
+        self.price = PriceControl(config, model, clock)
+        self.users = RememberedSignals(config.remembered_users_max)
+
+    def choose(self, query: RouteQuery) -> TierChoice:
+        """Return the tier for one request.
+
+        Raises:
+            InvalidRequestError: the client forces a tier that does not exist.
+        """
+        if (forced := self._limits.forced(query)) is not None:
+            return forced
+        if self._random.random() < self._config.explore_share:
+            return self._limits.decide(self._names[0], "exploration", explores=True)
+        signals = self.users.get(query.user, query.as_of_s)
+        worth = self._worth(signals, query.surface)
+        costs = self.costs.of(query.num_candidates)
+        price = self.price.price(query.in_flight / self._light_above)
+        value = worth - price * costs / costs[0]
+        # The cheaper tier of two that are worth the same.
+        index = len(value) - 1 - int(np.argmax(value[::-1]))
+        return self._limits.decide(self._names[index], self._reason(index, worth, costs, price, signals is not None))
+
+    def observe(self, served: Served) -> None:
+        """Learn what the tier cost, what the stations had to do, and what is known of the user."""
+        if served.tier in self._names and served.rank_ms > 0:
+            self.costs.observe(served.tier, served.num_candidates, served.rank_ms)
+        self.price.observe(served.busy_ms, missed=served.missed)
+        if served.signals is not None:
+            self.users.remember(served.user, served.signals, served.as_of_s)
+
+    def _worth(self, signals: Signals | None, surface: str) -> npt.NDArray[np.float64]:
+        if signals is None:
+            return self._model.unknown[self._columns]
+        gains = self._model.gains(signals[None], surface_keys((surface,)))
+        return np.asarray(gains[0][self._columns], np.float64)
+
+    def _reason(
+        self, index: int, worth: npt.NDArray[np.float64], costs: npt.NDArray[np.float64], price: float, is_known: bool
+    ) -> str:
+        who = "this user's history" if is_known else "a user not seen yet"
+        best, lowest = self._names[0], self._names[-1]
+        gain = worth[0] - worth[-1]
+        return (
+            f"worth: {best} over {lowest} {gain:+.2e} for {who}, at a price of {price:.1e}; "
+            f"{self._names[index]} takes {costs[index]:.1f} ms of {costs[0]:.1f}"
         )
 
-    def _decide(self, tier: str, reason: str) -> TierChoice:
-        index = self._names.index(tier)
-        return TierChoice(tier, reason, self._names[index + 1 :] + tuple(reversed(self._names[:index])))
+
+def router_for(config: IngressConfig, weights: WeightSource, clock: Clock) -> TierRouter:
+    """Return what routes the requests of a weights version: by worth where it has a gain model and it is wanted.
+
+    Raises:
+        ConfigError: a tier is none of the model's.
+        WeightsError: the gain model is of another form.
+    """
+    ranker = RankerConfig.model_validate(weights.json("model"))
+    model = GainModel.from_weights(weights, ranker.depths) if config.router.enabled else None
+    if model is None:
+        return BudgetRouter(config.tiers, config.light_above_in_flight)
+    return GainRouter(config.router, config.tiers, config.light_above_in_flight, model, ranker, clock)

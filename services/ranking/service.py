@@ -12,7 +12,7 @@ from models.features import FeatureExtractor
 from models.golden import Golden
 from models.quantize.plan import find_plan
 from models.source import WeightSource
-from models.stations import CandidateRanker
+from models.stations import SIGNALS_NAME, CandidateRanker
 from services.meter import Meter
 from services.ranking.config import RankingConfig
 from services.stamps import check_stamps
@@ -141,6 +141,7 @@ class RankingService:
             first_pass_ms=ranking.first_pass_ms,
             full_pass_ms=ranking.full_pass_ms,
             num_oov=features.num_oov,
+            signals=None if tensors is None else tensors.get(SIGNALS_NAME),
         )
 
     def _count(self, ranked: RankedList, num_candidates: int) -> None:

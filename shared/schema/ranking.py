@@ -50,6 +50,7 @@ class RankedList:
         first_pass_ms: Milliseconds of the first pass over all candidates, top-k included.
         full_pass_ms: Milliseconds of the full pass over the head, 0 without one.
         num_oov: feature -> ids served by the out-of-vocabulary row.
+        signals: float32 [K], request-only signals of the user state (``models.routing``); None without a state.
     """
 
     stamp: Stamp
@@ -66,3 +67,4 @@ class RankedList:
     first_pass_ms: float
     full_pass_ms: float
     num_oov: dict[str, int]
+    signals: npt.NDArray[np.float32] | None = None

@@ -1,0 +1,178 @@
+"""Benchmark ``frontier``: what routing requests to tiers gives on the T1 test rows, with three seeds.
+
+Each seed trains the quick model on the newer half of the training rows. Its gain model is fitted on the validation
+rows, and on the later training rows as they were scored before learning from them; then the test rows are routed at
+every price. Logits are kept in ``var/frontier``, so that a later run of the same configuration trains nothing.
+
+* ``flops_saved_at_equal_ne``: share of the full tier's FLOPs that the cheapest mix saves whose NE is no worse;
+* ``ne_gain_at_equal_flops``: NE of the full tier less that of the dearest mix that costs no more; and the same of the
+  standard tier;
+* ``ne_gain_over_lot_*``: NE of tiers drawn by lot less that of the router, at equal cost;
+* ``dr_error_*``: how far estimates from logs of a random policy, which know the served tier's loss alone, are from what
+  all tiers' losses say;
+* ``calibration_error_max``: largest distance of a tier's mean prediction over the base rate from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import quantiles
+from benchmarks.record import RESULTS_DIR, Measurement, Param
+from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from models.routing import GainModel
+from shared.settings import load_settings
+from training.config import TrainConfig, load_train_config
+from training.data import Dataset, load_dataset
+from training.evaluate import Predictions, fit_calibration, predict
+from training.frontier import Frontier, draw_frontier, frontier_chart
+from training.loop import train_scored
+from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
+from training.routing import Slice, choose, cost_shares, earlier_slice, fit_gain_model, slice_of
+
+TRAIN_CONFIG = Path("configs/train/quick.yaml")
+NUM_SEEDS = 3
+TRAIN_SHARE, QUICK_SHARE = 0.5, 0.02
+SHARES = (0.1, 0.25, 0.5, 0.75)
+LOG_SHARE = 0.5
+"""Share of the full tier's cost of the policy that is estimated from logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What one seed gave: its frontier, its gain model, and the test rows."""
+
+    frontier: Frontier
+    model: GainModel
+    test: Slice
+    costs: np.ndarray
+
+
+def run(options: BenchmarkOptions) -> BenchmarkReport:
+    """Train or read each seed, route, and write the chart of the first one beside the rows.
+
+    Raises:
+        DataUnavailableError: the data cannot be had.
+    """
+    settings = load_settings()
+    share = QUICK_SHARE if options.quick else TRAIN_SHARE
+    config = load_train_config(TRAIN_CONFIG).model_copy(update={"train_share": share})
+    dataset = load_dataset(config.dataset, settings.data_dir, synthetic_fallback=config.synthetic_fallback)
+    seeds = range(options.seed, options.seed + (1 if options.quick else NUM_SEEDS))
+    folder = settings.var_dir.absolute() / "frontier"
+    found = [_seed(config.model_copy(update={"seed": seed}), dataset, folder) for seed in seeds]
+    params: dict[str, Param] = {"seeds": len(found), "train_share": share, "dataset": config.dataset}
+    if not options.quick:
+        chart = frontier_chart(found[0].frontier, "click NE on the T1 test rows by mean FLOPs of a request")
+        (RESULTS_DIR / "frontier.svg").write_text(chart, encoding="utf-8")
+    figures = [*_curve(found, params), *_logs(found, params, options.seed)]
+    return BenchmarkReport(tuple(figures), config.digest())
+
+
+def scores(config: TrainConfig, dataset: Dataset, folder: Path) -> dict[str, Predictions]:
+    """Return what every depth says of the training rows as they came, the validation and the test rows.
+
+    Read from the folder where an earlier run has left them, else trained and left there.
+    """
+    path = folder / f"{config.digest()}.npz"
+    if not path.exists():
+        model, scored = train_scored(config, dataset)
+        parts = {
+            "train": scored,
+            "valid": predict(model, dataset, dataset.split.valid, "strict"),
+            "test": predict(model, dataset, dataset.split.test, "strict"),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        staged = path.with_suffix(".tmp.npz")
+        np.savez(staged, **{f"{name}.{depth}": x for name, part in parts.items() for depth, x in part.items()})
+        staged.rename(path)
+    with np.load(path) as stored:
+        found: dict[str, Predictions] = {"train": {}, "valid": {}, "test": {}}
+        for key in stored.files:
+            name, _, depth = key.partition(".")
+            found[name][int(depth)] = stored[key]
+    return found
+
+
+def _seed(config: TrainConfig, dataset: Dataset, folder: Path) -> Seed:
+    said, split, length = scores(config, dataset, folder), dataset.split, config.model.history_length
+    calibration = fit_calibration(said["valid"], split.valid)
+    costs = cost_shares(config.model)
+    trained = split.train.select(slice(len(split.train) - len(said["train"][0]), len(split.train)))
+    earlier = earlier_slice(dataset, trained, length, said["train"])
+    valid = slice_of(dataset, split.valid, length, said["valid"], calibration)
+    test = slice_of(dataset, split.test, length, said["test"], calibration)
+    model = fit_gain_model(valid, costs, earlier)
+    return Seed(draw_frontier(config.model, model, test), model, test, costs)
+
+
+def _curve(found: Sequence[Seed], params: Mapping[str, Param]) -> list[Measurement]:
+    frontiers = [each.frontier for each in found]
+    columns: dict[str, list[float]] = {
+        "flops_saved_at_equal_ne": [each.flops_saved_at_equal_ne for each in frontiers],
+        "calibration_error_max": [_calibration_error(each.test) for each in found],
+    }
+    depths = list(frontiers[0].flops)
+    for depth in depths[1:]:
+        name = "ne_gain_at_equal_flops" + ("" if depth == depths[-1] else f"_depth_{depth}")
+        columns[name] = [each.ne_gains_at_equal_flops()[depth] for each in frontiers]
+    for column, depth in enumerate(depths):
+        columns[f"click_ne_depth_{depth}"] = [each.uniform[column].ne for each in frontiers]
+    for share in SHARES:
+        points = [each.at(share) for each in frontiers]
+        columns[f"click_ne_routed_{share:.0%}"] = [point.ne for point in points]
+        columns[f"ne_gain_over_lot_{share:.0%}"] = [
+            each.ne_of_random_mix(point.share) - point.ne for each, point in zip(frontiers, points, strict=True)
+        ]
+    flops: dict[str, Param] = {f"flops_depth_{depth}": count for depth, count in frontiers[0].flops.items()}
+    return [_mean(name, values, {**params, **flops}) for name, values in columns.items()]
+
+
+def _logs(found: Sequence[Seed], params: Mapping[str, Param], seed: int) -> list[Measurement]:
+    """Estimate the routed policy's mean loss from logs of a policy that draws tiers by lot, and compare."""
+    errors: dict[str, list[float]] = {"replay_error": [], "ips_error": [], "dr_error": []}
+    spreads: dict[str, list[float]] = {name: [] for name in errors}
+    for each in found:
+        losses = each.test.losses()
+        gains = each.model.gains(each.test.signals, each.test.surfaces)
+        chosen = choose(gains, each.costs, each.model.price(LOG_SHARE))
+        truth = float(losses[np.arange(len(losses)), chosen].mean())
+        log = draw_log(losses, np.full(losses.shape[1], 1 / losses.shape[1]), seed)
+        # Every tier makes the first pass: what its score expects of its loss, less what depth is predicted to gain.
+        predicted = _expected_loss(each.test)[:, :1] - gains
+        for name, estimate in (
+            ("replay_error", replay(log, chosen)),
+            ("ips_error", inverse_propensity(log, chosen)),
+            ("dr_error", doubly_robust(log, chosen, predicted)),
+        ):
+            errors[name].append(abs(estimate.value - truth))
+            spreads[name].append(estimate.error)
+    return [
+        _mean(name, values, {**params, "standard_error": round(float(np.mean(spreads[name])), 6)})
+        for name, values in errors.items()
+    ]
+
+
+def _expected_loss(rows: Slice) -> np.ndarray:
+    """Return the entropy of the joint label as each depth sees it: [N, D], nats."""
+    click, conversion = 1 / (1 + np.exp(-rows.logits[..., 0])), 1 / (1 + np.exp(-rows.logits[..., 1]))
+    return _entropy(click) + click * _entropy(conversion)
+
+
+def _entropy(chance: np.ndarray) -> np.ndarray:
+    clipped = np.clip(chance, 1e-7, 1 - 1e-7)
+    return -(clipped * np.log(clipped) + (1 - clipped) * np.log1p(-clipped))
+
+
+def _calibration_error(rows: Slice) -> float:
+    means = (1 / (1 + np.exp(-rows.logits[..., 0]))).mean(axis=0)
+    return float(np.abs(means / rows.clicks.mean() - 1).max())
+
+
+def _mean(name: str, values: Sequence[float], params: Mapping[str, Param]) -> Measurement:
+    name = name.replace("%", "")
+    return Measurement(name, round(float(np.mean(values)), 6), "1", quantiles(values), len(values), dict(params))

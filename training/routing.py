@@ -1,0 +1,310 @@
+"""Fits the router's gain model on held-out rows, and draws the frontier of quality against cost.
+
+The tiers are exits of one network, so one request served by the deepest tier tells what every tier would have said: an
+exploration slice on that tier gives the loss of all of them on the same rows, and needs no weighting. Held-out rows are
+such a slice. ``training.policy_value`` is for logs in which only the served tier's loss is known.
+
+Shape letters: N rows, K signals, D depths, P points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from models.calibration import Calibration
+from models.config import RankerConfig
+from models.heads import CLICK, CONVERSION
+from models.inputs import request_inputs
+from models.routing import SIGNALS, GainModel, surface_keys, tier_flops
+from training.data import Dataset, HistoryReader, Rows, request_batches
+from training.evaluate import Predictions, fit_calibration, predict
+from training.model import TrainedModel
+
+Floats = npt.NDArray[np.float64]
+
+HIDDEN_UNITS = 64
+HIDDEN_RIDGE = 1e-4
+
+SIGNAL_RIDGE, DISAGREEMENT_RIDGE, SURFACE_RIDGE = 3.0, 0.1, 3.0
+"""Penalties a row; inputs are standardised, so 1 halves a coefficient. A row's gain is a hundred times smaller than its
+noise: the signals' own coefficients are shrunk hard, the disagreement, which has no noise of labels, hardly."""
+
+NUM_CANDIDATES = 500
+"""Candidates of the request whose cost is counted."""
+
+ROWS_MIN = 500
+"""With fewer held-out rows there is no gain model: a gain is a hundred times smaller than its noise."""
+
+WARM_SHARE = 0.4
+"""First share of the training rows whose scores say little of the final model."""
+
+NUM_PRICES = 201
+_SPREAD_MIN = 1e-12
+_READ_ROWS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows that every depth has scored.
+
+    Args:
+        signals: float32 [N, K].
+        surfaces: int64 [N], id keys.
+        depths: D depths, ascending.
+        logits: float64 [N, D, 2], calibrated logits of a click, and of a conversion given the click.
+        clicks: bool [N].
+        conversions: bool [N], among the clicks.
+    """
+
+    signals: npt.NDArray[np.float32]
+    surfaces: npt.NDArray[np.int64]
+    depths: tuple[int, ...]
+    logits: Floats
+    clicks: npt.NDArray[np.bool_]
+    conversions: npt.NDArray[np.bool_]
+
+    def click_losses(self) -> Floats:
+        """Return the negative log likelihood of each row's click at each depth: [N, D], nats."""
+        return _losses(self.logits[..., CLICK], self.clicks)
+
+    def losses(self) -> Floats:
+        """Return that of the joint label, click and conversion: [N, D], nats."""
+        conversion = _losses(self.logits[..., CONVERSION], self.conversions)
+        return self.click_losses() + self.clicks[:, None] * conversion
+
+    def divergences(self) -> Floats:
+        """Return how far each depth's distribution of the joint label is from the first pass's: [N, D], nats.
+
+        The divergence of Kullback and Leibler: what the first pass loses where the depth is right.
+        """
+        click = self.logits[..., CLICK]
+        conversion = _divergence(self.logits[..., CONVERSION])
+        return _divergence(click) + conversion / (1.0 + np.exp(-click))
+
+    def entropy(self) -> float:
+        """Return the entropy of the base rate of clicks: what turns a mean loss into NE."""
+        base = float(self.clicks.mean())
+        return float(-(base * np.log(base) + (1 - base) * np.log(1 - base)))
+
+    def __len__(self) -> int:
+        """Number of rows N."""
+        return len(self.clicks)
+
+
+def slice_of(
+    dataset: Dataset, rows: Rows, history_length: int, predictions: Predictions, calibration: Calibration
+) -> Slice:
+    """Join what every depth said of rows with the request-only signals that a server has."""
+    depths = tuple(sorted(predictions))
+    logits = [calibration.apply(predictions[depth], depth) for depth in depths]
+    return Slice(
+        signals=read_signals(dataset, rows, history_length),
+        surfaces=surface_keys(dataset.surfaces)[rows.surface],
+        depths=depths,
+        logits=np.stack(logits, axis=1).astype(np.float64),
+        clicks=rows.click,
+        conversions=rows.conversion,
+    )
+
+
+def _losses(logits: Floats, labels: npt.NDArray[np.bool_]) -> Floats:
+    losses: Floats = np.logaddexp(0.0, logits) - labels[:, None] * logits
+    return losses
+
+
+def _divergence(logits: Floats) -> Floats:
+    """Return the divergence of each column's probability from the first column's: [N, D] -> [N, D]."""
+    first = logits[:, :1]
+    found: Floats = (logits - first) / (1.0 + np.exp(-logits)) + np.logaddexp(0.0, first) - np.logaddexp(0.0, logits)
+    return found
+
+
+def fit_on_held_out(
+    model: TrainedModel, dataset: Dataset, trained: Rows | None = None, scored: Predictions | None = None
+) -> TrainedModel:
+    """Return the model with what its validation rows determine: calibration of every depth, and the gain model.
+
+    Args:
+        model: The model.
+        dataset: Its data.
+        trained: Rows that it was trained on, in that order, each once.
+        scored: What every depth said of them before learning from them.
+    """
+    rows = dataset.split.valid
+    predictions = predict(model, dataset, rows, "strict")
+    calibration, config = fit_calibration(predictions, rows), model.ranker.config
+    gain = None
+    if len(rows) >= ROWS_MIN:
+        held_out = slice_of(dataset, rows, config.history_length, predictions, calibration)
+        earlier = earlier_slice(dataset, trained, config.history_length, scored) if trained and scored else None
+        gain = fit_gain_model(held_out, cost_shares(config), earlier)
+    return replace(model, calibration=calibration, gain=gain)
+
+
+def earlier_slice(dataset: Dataset, trained: Rows, history_length: int, scored: Predictions) -> Slice:
+    """Return the later rows of training as they were scored before learning from them, calibrated on themselves.
+
+    They are held out too, for a younger model: there are more of them, and a gain has a hundred times its size of
+    noise. The first rows are left out, of which that model knew little.
+    """
+    later = slice(round(len(trained) * WARM_SHARE), len(trained))
+    rows = trained.select(later)
+    predictions = {depth: logits[later] for depth, logits in scored.items()}
+    return slice_of(dataset, rows, history_length, predictions, fit_calibration(predictions, rows))
+
+
+def held_out_slice(model: TrainedModel, dataset: Dataset, rows: Rows) -> Slice:
+    """Score rows at every depth, with the history that a server knows."""
+    predictions = predict(model, dataset, rows, "strict")
+    return slice_of(dataset, rows, model.ranker.config.history_length, predictions, model.calibration)
+
+
+def read_signals(dataset: Dataset, rows: Rows, history_length: int) -> npt.NDArray[np.float32]:
+    """Return the request-only signals of rows: float32 [N, K]."""
+    reader = HistoryReader(dataset.log, history_length, "strict", align="right")
+    parts = [np.zeros((0, len(SIGNALS)), np.float32)]
+    for batch in request_batches(rows, reader, _READ_ROWS):
+        history = batch.history
+        nothing = np.zeros((batch.num_requests, 0), np.int64)
+        inputs = request_inputs(
+            nothing,
+            history.item_ids,
+            history.ratings,
+            history.timestamps_s,
+            history.mask,
+            history.num_total,
+            batch.timestamp_s,
+            1,
+        )
+        parts.append(inputs.dense[batch.request_index])
+    return np.concatenate(parts)
+
+
+def fit_gain_model(held_out: Slice, costs: Floats, earlier: Slice | None = None, seed: int = 0) -> GainModel:
+    """Fit the gain model.
+
+    Args:
+        held_out: Rows that training has not seen.
+        costs: [D], cost of each depth over the deepest's.
+        earlier: More rows, scored by a younger model, that say which requests gain more than others, not how much all
+            of them do; None: none.
+        seed: Of the hidden units.
+    """
+    mean = held_out.signals.mean(axis=0).astype(np.float64)
+    deviation = held_out.signals.std(axis=0).astype(np.float64) + 1e-6
+    scaled = (held_out.signals - mean) / deviation
+    hidden, bias, out = _fit_disagreement(scaled, held_out.divergences(), seed)
+    num_depths, num_signals = len(held_out.depths), len(mean)
+    keys = np.unique(held_out.surfaces)
+    model = GainModel(
+        depths=held_out.depths,
+        mean=mean,
+        deviation=deviation,
+        hidden=hidden,
+        bias=bias,
+        out=out,
+        linear=np.zeros((1 + num_signals + num_depths, num_depths)),
+        unknown=np.zeros(num_depths),
+        surface_keys=keys,
+        surface=np.zeros((len(keys), num_depths)),
+        prices=np.zeros((1, 2)),
+    )
+    model = _with_gains(model, held_out, earlier)
+    return replace(model, prices=price_table(model.gains(held_out.signals, held_out.surfaces), costs))
+
+
+def _with_gains(model: GainModel, held_out: Slice, earlier: Slice | None) -> GainModel:
+    """Fit the linear map and the surfaces' parts by ridge regression on the gains of rows."""
+    own_gains = _gains(held_out)
+    parts = [(held_out, own_gains, 1.0)]
+    if earlier is not None:
+        gains = _gains(earlier)
+        parts.append((earlier, gains - gains.mean(axis=0) + own_gains.mean(axis=0), 0.0))
+    columns, wanted = [], []
+    for rows, gains, is_own in parts:
+        scaled = model.scaled(rows.signals)
+        disagreement = model.disagreement(scaled)
+        if is_own:
+            spread = disagreement.std(axis=0)
+            spread[spread < _SPREAD_MIN] = np.inf  # depth 0 never disagrees with itself
+        known = (rows.surfaces[:, None] == model.surface_keys).astype(np.float64)
+        other = np.full((len(rows), 1), 1.0 - is_own)  # the earlier rows' own constant
+        columns.append(np.concatenate([np.ones((len(rows), 1)), scaled, disagreement / spread, known, other], axis=1))
+        wanted.append(gains)
+    inputs, targets = np.concatenate(columns), np.concatenate(wanted)
+    num_signals, num_depths, num_surfaces = scaled.shape[1], disagreement.shape[1], known.shape[1]
+    ridges = np.repeat(
+        [0.0, SIGNAL_RIDGE, DISAGREEMENT_RIDGE, SURFACE_RIDGE, 0.0], [1, num_signals, num_depths, num_surfaces, 1]
+    )
+    penalty = np.diag(ridges * len(inputs) + _SPREAD_MIN)
+    found = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ targets)
+    linear, surface = np.split(found[:-1], [1 + num_signals + num_depths])
+    linear[1 + num_signals :] /= spread[:, None]
+    return replace(model, linear=linear, unknown=own_gains.mean(axis=0), surface=surface)
+
+
+def _gains(rows: Slice) -> Floats:
+    losses = rows.losses()
+    return losses[:, :1] - losses
+
+
+def price_table(gains: Floats, costs: Floats, num_prices: int = NUM_PRICES) -> Floats:
+    """Return ascending shares of the deepest depth's cost with the price that leads to each: [P, 2].
+
+    Args:
+        gains: [N, D] predicted gains.
+        costs: [D], cost of each depth over the deepest's.
+        num_prices: Prices to look at.
+    """
+    spans = np.diff(costs)
+    steps = np.diff(gains, axis=1) / np.where(spans > 0, spans, np.inf)
+    top = max(float(steps.max(initial=0.0)), float((gains[:, 1:] / (costs[1:] - costs[0])).max(initial=0.0)))
+    # Quantiles: most requests gain little, so even steps of the price would jump over them.
+    worth = np.maximum(gains[:, 1:] / (costs[1:] - costs[0]), 0.0).ravel()
+    prices = np.unique(np.concatenate([[0.0], np.quantile(worth, np.linspace(0, 1, num_prices)), [top * 1.001]]))
+    shares = np.array([costs[choose(gains, costs, price)].mean() for price in prices])
+    order = np.argsort(shares, kind="stable")
+    # Of equal shares the lowest price: it takes the better depths.
+    shares, first = np.unique(shares[order], return_index=True)
+    return np.stack([shares, np.minimum.accumulate(prices[order][first])], axis=1)
+
+
+def choose(gains: Floats, costs: Floats, price: float) -> npt.NDArray[np.int64]:
+    """Return the depth of each row that is worth most after its price: [N, D] -> int64 [N], columns; ties cheapest."""
+    found: npt.NDArray[np.int64] = np.argmax(gains - price * costs, axis=1)
+    return found
+
+
+def cost_shares(config: RankerConfig) -> Floats:
+    """Return the cost of each depth over the deepest's: [D]."""
+    flops = np.array(list(depth_costs(config).values()), np.float64)
+    return flops / flops[-1]
+
+
+def depth_costs(config: RankerConfig, num_candidates: int = NUM_CANDIDATES) -> dict[int, int]:
+    """Return the FLOPs of one request by the depth of its tier: the cheapest tier of each depth."""
+    flops: dict[int, int] = {}
+    for tier in config.tiers:
+        depth, cost = config.depth(tier), tier_flops(config, tier, num_candidates)
+        flops[depth] = min(cost, flops.get(depth, cost))
+    return dict(sorted(flops.items()))
+
+
+def _fit_disagreement(scaled: Floats, targets: Floats, seed: int) -> tuple[Floats, Floats, Floats]:
+    """Fit ``relu(x @ hidden + bias) @ out`` to targets: random hidden units, and ridge regression on them.
+
+    Of a map this small and smooth, trained hidden units know no more; this one is solved in a tenth of a second, and
+    the same on every machine.
+
+    Source: Rahimi and Recht, Weighted Sums of Random Kitchen Sinks, 2008.
+    """
+    random = np.random.default_rng(seed)
+    hidden = random.normal(size=(scaled.shape[1], HIDDEN_UNITS)) / np.sqrt(scaled.shape[1])
+    bias = random.normal(size=HIDDEN_UNITS)
+    units = np.maximum(scaled @ hidden + bias, 0.0)
+    penalty = HIDDEN_RIDGE * len(scaled) * np.eye(HIDDEN_UNITS)
+    out: Floats = np.linalg.solve(units.T @ units + penalty, units.T @ targets)
+    return hidden, bias, out
