@@ -43,6 +43,11 @@ class TcpProxy:
         self._server.close()
         await self.cut()
 
+    @property
+    def num_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._tasks)
+
     async def cut(self) -> None:
         """Cut all open connections."""
         tasks = set(self._tasks)
