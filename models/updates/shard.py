@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,12 +23,13 @@ from models.updates.arena import Array, Ids, MakeStorage
 from models.updates.live import Build, Convert, LiveConfig, LiveState, LiveWeights
 from models.updates.source import LiveSource, held_rows, live_weights
 from shared.clock import Clock
+from shared.errors import WeightsError
 from shared.schema.features import FeatureBatch
 from shared.weights.deltas import tensor_key
 
 
 class LiveTableShard:
-    """One shard's part of the candidate-side tables, in memory, updated in place.
+    """One shard's part of the candidate-side tables, in memory or mapped, updated in place.
 
     Gives what ``TableShard`` gives of a version with the same tensors, bit for bit, with either backend.
 
@@ -34,11 +41,14 @@ class LiveTableShard:
         clock: For the status.
         backend: How rows are looked up: ``fbgemm``: by its operator, in whose memory the rows are updated;
             ``reference``: one numpy gather a table.
+        map_dir: Folder in which the rows are put, to be read and written there page by page: for tables that do not
+            fit into memory, with backend ``reference``. None: they are in memory.
         check_golden: Refuse states that do not give the golden rows that the version, or the delta itself, brings.
 
     Raises:
         ValueError: ``shard`` is not in ``[0, num_shards)``.
-        WeightsError: the weights do not have the rows that the model asks for.
+        WeightsError: the weights do not have the rows that the model asks for, rows in files were asked of FBGEMM, or
+            the folder has no room for them.
     """
 
     def __init__(
@@ -50,10 +60,13 @@ class LiveTableShard:
         clock: Clock | None = None,
         *,
         backend: TableBackend = "reference",
+        map_dir: Path | None = None,
         check_golden: bool = False,
     ) -> None:
         if not 0 <= shard < num_shards:
             raise ValueError(f"shard must be in [0, {num_shards}), is {shard}")
+        if map_dir is not None and backend != "reference":
+            raise WeightsError(f"rows that are mapped from a file need backend reference, is {backend}")
         model = RankerConfig.model_validate(source.json("model"))
         self.shard = shard
         self._model = model
@@ -90,7 +103,7 @@ class LiveTableShard:
             convert=convert,
             build=self._checked_against(source) if check_golden else None,
             documents=golden,
-            make_storage=self._memory(),
+            make_storage=self._memory(map_dir),
             clock=clock,
         )
 
@@ -130,8 +143,10 @@ class LiveTableShard:
 
         return build
 
-    def _memory(self) -> dict[str, MakeStorage] | None:
-        """Return what gives ``LiveWeights`` the operator's memory, None: it makes its own."""
+    def _memory(self, map_dir: Path | None) -> dict[str, MakeStorage] | None:
+        """Return what gives ``LiveWeights`` the operator's memory, or files; None: it makes its own."""
+        if map_dir is not None:
+            return {key: _mapped_in(map_dir) for key in self._keys.values()}
         if (tables := self._tables) is None:
             return None
         return {key: _maker(tables.storage(name)) for name, key in self._keys.items()}
@@ -152,3 +167,22 @@ class LiveTableShard:
 def _maker(storage: Array) -> MakeStorage:
     """Return what hands out memory that is there already, of the size that ``LiveConfig.storage_rows`` foretold."""
     return lambda shape, dtype: storage
+
+
+def _mapped_in(folder: Path) -> MakeStorage:
+    """Return what maps a file of this process's own, which is gone with it: replicas of a shard share none."""
+
+    def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder, prefix="rows-") as file:
+                # Room is taken now: a write to a page that a full disk cannot hold would end the process.
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+                return np.asarray(np.memmap(file, dtype, mode="r+", shape=shape))
+        except OSError as error:
+            raise WeightsError(
+                f"cannot map {num_bytes} bytes of rows in {folder}: {error.strerror}", file=str(folder)
+            ) from error
+
+    return make

@@ -6,6 +6,8 @@ rows alone costs a station without tables nothing, and no network is packed agai
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -57,7 +59,13 @@ class ShardState:
 
 
 def shard_series(
-    reader: WeightReader, log: DeltaLog, shard: int, num_shards: int, backend: TableBackend, config: LiveConfig
+    reader: WeightReader,
+    log: DeltaLog,
+    shard: int,
+    num_shards: int,
+    backend: TableBackend,
+    config: LiveConfig,
+    map_dir: Path | None = None,
 ) -> LiveSeries[ShardState]:
     """Return one shard of a version that follows its deltas, once it has given the golden rows.
 
@@ -68,11 +76,12 @@ def shard_series(
         num_shards: S.
         backend: How rows are looked up.
         config: Limits of the updates.
+        map_dir: See ``LiveTableShard``.
 
     Raises:
         WeightsError: the weights do not load, or a row differs.
     """
-    tables = LiveTableShard(reader, shard, num_shards, config, backend=backend, check_golden=True)
+    tables = LiveTableShard(reader, shard, num_shards, config, backend=backend, map_dir=map_dir, check_golden=True)
     return LiveSeries(tables.weights, log, lambda state: ShardState(tables, state))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from models.random_weights import TINY, random_weights
 from models.source import MemorySource
 from models.updates.live import LiveConfig
 from models.updates.shard import LiveTableShard
-from shared.errors import InvalidRequestError, VersionMismatchError
+from shared.errors import InvalidRequestError, VersionMismatchError, WeightsError
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
 from shared.weights.state import TensorState
@@ -91,6 +92,22 @@ def test_updated_in_place_or_built_anew(
     for number, shard in enumerate(live):
         shard.weights.roll_back("random")
         assert answer(shard, batch) == answer(TableShard(base, number, num_shards), batch)
+
+
+def test_rows_in_files_are_updated_in_place(tmp_path: Path) -> None:
+    base, target = version("row_wise", 5, "int8", 0), version("row_wise", 5, "int8", 1)
+    batch, folder = features(base), tmp_path / "rows"
+    shards = [LiveTableShard(base, shard, 2, LiveConfig(block_rows=4), map_dir=folder) for shard in range(2)]
+    assert list(folder.iterdir()) == [], "the files have no name, and are gone with the process"
+    trainer = TensorState(base.version, base.groups, {})
+    for shard in shards:
+        shard.weights.apply(trainer.step(target.groups, "now"))
+        assert answer(shard, batch) == answer(TableShard(target, shard.shard, 2), batch)
+    with pytest.raises(WeightsError, match="need backend reference, is fbgemm"):
+        LiveTableShard(base, 0, 2, backend="fbgemm", map_dir=folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(WeightsError, match=r"cannot map \d+ bytes of rows"):
+        LiveTableShard(base, 0, 2, map_dir=tmp_path / "file" / "rows")
 
 
 @pytest.mark.parametrize("backend", ["reference", "fbgemm"])
