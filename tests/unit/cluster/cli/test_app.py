@@ -16,7 +16,7 @@ from shared.errors import ConfigError, StageUnavailableError
 
 VERBS = {
     *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "tables"),
-    *("quantize", "tune", "plan", "bench", "compare", "verify"),
+    *("quantize", "tune", "frontier", "plan", "bench", "compare", "verify"),
 }
 
 
