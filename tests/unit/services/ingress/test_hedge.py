@@ -85,7 +85,7 @@ async def test_cancelling_a_leg_cancels_both_of_its_calls() -> None:
     calls = HANDLE.call("waits"), HANDLE.call("waits")
     leg = Leg(STATION, calls[0], clock)
     leg.start_hedge(calls[1])
-    await asyncio.sleep(0)
+    await clock.advance(0)
     leg.cancel()
     for call in calls:
         assert isinstance(await call.failure(), StageUnavailableError)
