@@ -140,6 +140,21 @@ BENCHMARKS: dict[str, Entry] = {
         "lookups in a table with 20 updates a second beside them, against none, in one process",
         ("lookup_p99_ratio", "lookup_ms_idle", "lookup_ms_updates", "apply_ms"),
     ),
+    "wire": Entry(
+        "benchmarks.services.wire:run",
+        "bytes and client time of 1,000 candidates with 30 features: columns against JSON",
+        ("bytes_ratio_json", "encode_time_ratio_json", "bytes_ratio_json_both_zstd", "encode_time_ratio_json_plain"),
+    ),
+    "preprocess": Entry(
+        "benchmarks.services.preprocess:run",
+        "preprocess of such a request on one core, from the bytes to the features",
+        ("ms_1000_candidates", "bare_ms_1000_candidates"),
+    ),
+    "topk": Entry(
+        "benchmarks.kernels.topk:run",
+        "the 1,000 best of 1e4 to 1e7 values: selection against sorting, one thread",
+        ("time_ratio_to_sort_1e6", "time_ratio_to_argsort_1e6", "exponent_numpy", "exponent_native"),
+    ),
     "freshness": Entry(
         "benchmarks.weights.freshness:run",
         "NE of clicks when serving takes the trainer's state every minute, hour, day or never; 8 minutes",
