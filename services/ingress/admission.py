@@ -1,12 +1,24 @@
-"""Admission: so many requests at once and no more; the rest are told when to come back, before any work."""
+"""Admission: what cannot be answered in time is refused at once and told when to come back, before any work.
+
+A rank request is let in when the time that it will take, by the measured capacity (``capacity``), fits into a share of
+its budget, and, once half of what fits is taken, when its caller has not more than its own share (``fairness``). One
+request is always let in where none is in flight, so that a mesh that looks slow is tried again.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
 
+from services.ingress.capacity import Capacity
+from services.ingress.config import AdmissionConfig
+from services.ingress.fairness import Caller, Shares
 from services.ingress.stats import IngressStats, Kind
-from shared.errors import OverloadedError
+from shared.clock import Clock
+from shared.errors import DeadlineExceededError, OverloadedError
 
 
 class Gate:
@@ -15,7 +27,7 @@ class Gate:
     Args:
         kind: What is counted.
         in_flight_max: How many may be in flight.
-        retry_after_s: What a shed client is told to wait, seconds.
+        retry_after_s: What a shed client is told to wait at least, seconds.
         stats: Where it is counted.
     """
 
@@ -33,11 +45,8 @@ class Gate:
             OverloadedError: every place is taken.
         """
         if self.in_flight >= self._max:
-            self._stats.shed(self._kind)
-            raise OverloadedError(
-                f"{self.in_flight} {self._kind} requests in flight, limit {self._max}",
-                limit=self._max, value=self.in_flight, retry_after_s=self._retry_after_s,
-            )  # fmt: skip
+            self._shed(f"{self.in_flight} {self._kind} requests in flight, limit {self._max}", self._max,
+                       self.in_flight)  # fmt: skip
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -56,3 +65,177 @@ class Gate:
     def _step(self, number: int) -> None:
         self.in_flight += number
         self._stats.in_flight(self._kind, self.in_flight)
+
+    def _shed(self, message: str, limit: float, value: float, retry_after_s: float = 0.0) -> NoReturn:
+        self._stats.shed(self._kind)
+        raise OverloadedError(
+            message, limit=limit, value=value, retry_after_s=max(self._retry_after_s, math.ceil(retry_after_s))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request at the gate.
+
+    Args:
+        num_candidates: Candidates C.
+        budget_ms: Its whole budget, milliseconds.
+        caller: Who asks.
+    """
+
+    num_candidates: int
+    budget_ms: float
+    caller: Caller
+
+
+@dataclass(slots=True)
+class Place:
+    """What a request that was let in holds; it says what became of it.
+
+    Args:
+        is_served: It has an answer.
+        is_late: Its deadline cut the answer short.
+    """
+
+    is_served: bool = False
+    is_late: bool = False
+
+
+class RankGate(Gate):
+    """Admission of rank requests.
+
+    Args:
+        in_flight_max: Bound whatever the measurement says: memory.
+        retry_after_s: What a shed client is told to wait at least, seconds.
+        config: The rest.
+        stats: Where it is counted.
+        clock: Time.
+    """
+
+    def __init__(
+        self, in_flight_max: int, retry_after_s: int, config: AdmissionConfig, stats: IngressStats, clock: Clock
+    ) -> None:
+        super().__init__("rank", in_flight_max, retry_after_s, stats)
+        self.capacity = Capacity(config, clock)
+        self._config = config
+        self._shares = Shares(config.weights, config.memory_s, config.callers_max, clock)
+        self._clock = clock
+        self._easiest = _Easiest(config.memory_s, clock)
+
+    @property
+    def load(self) -> float:
+        """Work in flight over what fits into the budgets of late: 1 is full, 0 without a measurement."""
+        wait_s = self.capacity.wait_s(0.0)
+        return 0.0 if wait_s is None else wait_s / (self.capacity.share * self._easiest.budget_s)
+
+    def counters(self) -> dict[str, int]:
+        """Return what is measured: capacity in work a second, load and the share of budgets in percent."""
+        return {
+            "capacity_per_s": round(self.capacity.rate or 0.0),
+            "load_percent": round(100 * self.load),
+            "budget_share_percent": round(100 * self.capacity.share),
+        }
+
+    def check(self) -> None:
+        """Refuse what not even the easiest request of late would get past, before a body is read.
+
+        Raises:
+            OverloadedError: it would not be answered in time.
+        """
+        super().check()
+        self._check_start()
+        if (easiest := self._easiest.ask()) is not None:
+            self._check_wait(*easiest)
+
+    @contextmanager
+    def admit(self, ask: Ask) -> Iterator[Place]:
+        """Hold a place while the block runs.
+
+        Raises:
+            OverloadedError: it would not be answered in time, or its caller has its share.
+        """
+        work, budget_s = self.capacity.work_of(ask.num_candidates), ask.budget_ms / 1e3
+        self._easiest.saw(work, budget_s)
+        self._shares.seen(ask.caller)
+        super().check()
+        self._check_start()
+        predicted_share = self._check_wait(work, budget_s)
+        self._check_share(ask.caller, work, budget_s)
+        caller = self._shares.begin(ask.caller, work)
+        self.capacity.begin(work)
+        self._step(1)
+        place = Place()
+        try:
+            yield place
+        except DeadlineExceededError:
+            place.is_late = True
+            raise
+        finally:
+            self._step(-1)
+            self._shares.end(caller, work)
+            self.capacity.end(work, is_served=place.is_served)
+            if place.is_late:
+                self.capacity.missed(predicted_share)
+
+    def _check_start(self) -> None:
+        if self.capacity.rate is None and self.in_flight >= self._config.in_flight_start:
+            limit = self._config.in_flight_start
+            self._shed(f"{self.in_flight} rank requests in flight before any was measured, limit {limit}", limit,
+                       self.in_flight)  # fmt: skip
+
+    def _check_wait(self, work: float, budget_s: float) -> float:
+        """Return the share of the budget that the request is expected to take."""
+        wait_s = self.capacity.wait_s(work)
+        if wait_s is None:
+            return 0.0
+        allowed_s = self.capacity.share * budget_s
+        if wait_s > allowed_s and self.in_flight:
+            self._shed(
+                f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
+                round(allowed_s * 1e3), round(wait_s * 1e3), wait_s - allowed_s,
+            )  # fmt: skip
+        return wait_s / budget_s
+
+    def _check_share(self, caller: Caller, work: float, budget_s: float) -> None:
+        rate = self.capacity.rate
+        if rate is None:
+            return
+        total = self.capacity.share * budget_s * rate
+        is_contended = self.capacity.in_flight_work + work > self._config.contended_share * total
+        if is_contended and self.in_flight and not self._shares.has_room(caller, work, total):
+            self._shed(
+                f"{caller.tenant or 'this caller'} on {caller.surface} has its share of the {total:.0f} requests that "
+                "can be answered in time", round(total), round(self.capacity.in_flight_work),
+            )  # fmt: skip
+
+
+class _Easiest:
+    """The least work and the largest budget of the requests of the last seconds."""
+
+    def __init__(self, memory_s: float, clock: Clock) -> None:
+        self._memory_s = memory_s
+        self._clock = clock
+        self._since_s = clock.monotonic_s()
+        self._now = self._before = (math.inf, 0.0)
+
+    @property
+    def budget_s(self) -> float:
+        """Largest budget, seconds; a second where there was no request."""
+        return max(self._now[1], self._before[1]) or 1.0
+
+    def saw(self, work: float, budget_s: float) -> None:
+        """Count a request."""
+        self._turn()
+        self._now = (min(self._now[0], work), max(self._now[1], budget_s))
+
+    def ask(self) -> tuple[float, float] | None:
+        """Return work and budget of the easiest request, None where there was none."""
+        self._turn()
+        work, budget_s = min(self._now[0], self._before[0]), max(self._now[1], self._before[1])
+        return None if math.isinf(work) else (work, budget_s)
+
+    def _turn(self) -> None:
+        """Forget what is older than one to two memories."""
+        if self._clock.monotonic_s() - self._since_s >= self._memory_s:
+            self._before, self._now = self._now, (math.inf, 0.0)
+            self._since_s = self._clock.monotonic_s()

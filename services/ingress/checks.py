@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.carried import check_carried
 from models.config import RankerConfig
-from services.ingress.question import RankQuestion
+from services.ingress.question import TIMEOUT_HEADER, RankQuestion
 from services.ingress.text import shown
 from shared.errors import InvalidRequestError
 from shared.hashing import canonical_id
@@ -21,9 +21,10 @@ def check_rank(question: RankQuestion, limits: ApiLimits, model: RankerConfig) -
     check_count("candidates", len(question.ids), limits.candidates_max)
     if fields.limit is not None and fields.limit > limits.candidates_max:
         _refuse("limit", f"at most {limits.candidates_max}", limits.candidates_max, fields.limit)
-    if fields.deadline_ms is not None and not limits.deadline_ms_min <= fields.deadline_ms <= limits.deadline_ms_max:
-        bounds = f"{limits.deadline_ms_min} to {limits.deadline_ms_max}"
-        _refuse("deadline_ms", f"from {bounds}", bounds, fields.deadline_ms)
+    for field, given_ms in (("deadline_ms", fields.deadline_ms), (TIMEOUT_HEADER, question.sender.timeout_ms)):
+        if given_ms is not None and not limits.deadline_ms_min <= given_ms <= limits.deadline_ms_max:
+            bounds = f"{limits.deadline_ms_min} to {limits.deadline_ms_max}"
+            _refuse(field, f"from {bounds}", bounds, given_ms)
     check_carried(question.batch, model)
     keys = question.batch.keys.tolist()
     if len(set(keys)) != len(keys):

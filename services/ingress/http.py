@@ -15,7 +15,7 @@ from services.ingress import body
 from services.ingress.directory import HealthBody
 from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
-from services.ingress.question import RankQuestion
+from services.ingress.question import RankQuestion, Sender
 from services.ingress.service import IngressService
 from shared.errors import RankMeshError
 from shared.schema.api import EventsRequest, UserPath
@@ -57,10 +57,10 @@ def create_app(service: IngressService) -> FastAPI:
 
 def _add_rank(app: FastAPI, service: IngressService) -> None:
     async def rank(request: Request) -> Response:
-        media = body.response_type(request.headers)
+        media, sender = body.response_type(request.headers), Sender.of(request.headers)
         service.rank_gate.check()  # before the body is read: a shed request must cost next to nothing
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
-        question = RankQuestion.parse(content, media_in, service.config.limits)
+        question = RankQuestion.parse(content, media_in, service.config.limits, sender)
         answer = await _while_connected(request, service.answer(question, received_s))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 

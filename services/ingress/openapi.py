@@ -41,6 +41,21 @@ _REFUSALS = {
     "504": "The time budget went before there was any answer.",
 }
 
+_RANK_HEADERS = [
+    {
+        "name": "X-Request-Timeout-Ms",
+        "in": "header",
+        "description": "how long the client waits; the smaller of this and deadline_ms is the budget, same bounds",
+        "schema": {"type": "integer"},
+    },
+    {
+        "name": "X-Tenant",
+        "in": "header",
+        "description": "who pays, as the network in front says; under load each tenant and surface has its share",
+        "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"},
+    },
+]
+
 _INTEGER_ID = {"type": "integer", "minimum": 0, "maximum": ID_MAX}
 _STRING_ID = {
     "type": "string",
@@ -100,6 +115,7 @@ def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel
     return {
         "operationId": name,
         "summary": summary,
+        **({"parameters": _RANK_HEADERS} if body is RankRequest else {}),
         "requestBody": {"required": True, "content": content},
         "responses": {
             "200": {

@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from services.ingress import body
+from services.ingress.admission import Ask
+from services.ingress.fairness import Caller
+from services.ingress.text import shown
 from shared.errors import InvalidRequestError
 from shared.hashing import EntityId
 from shared.schema.api import ApiLimits, FeatureInput, RankFields, RankRequest, WeightedIds
 from shared.wire import MEDIA_TYPE, BatchLimits, CandidateBatch, columns_of, decode_batch, encode_batch, split_request
 from shared.wire.columns import FeatureValue
+
+TIMEOUT_HEADER = "x-request-timeout-ms"
+TENANT_HEADER = "x-tenant"
+_TENANT = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What the headers of a request say.
+
+    Args:
+        tenant: Who pays for the request, as the network in front names it; empty: nobody in particular.
+        timeout_ms: How long the client waits, milliseconds; None: it does not say.
+    """
+
+    tenant: str = ""
+    timeout_ms: int | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self:
+        """Read the headers.
+
+        Raises:
+            InvalidRequestError: one of them breaks its rule.
+        """
+        tenant, timeout = headers.get(TENANT_HEADER, ""), headers.get(TIMEOUT_HEADER)
+        if tenant and not _TENANT.fullmatch(tenant):
+            raise InvalidRequestError(
+                f"{TENANT_HEADER} must be 1 to 128 visible ASCII characters, is {shown(tenant)}",
+                field=TENANT_HEADER, limit=128, value=shown(tenant),
+            )  # fmt: skip
+        if timeout is not None and not (timeout.isascii() and timeout.isdigit() and len(timeout) <= 9):
+            raise InvalidRequestError(
+                f"{TIMEOUT_HEADER} must be whole milliseconds, is {shown(timeout)}",
+                field=TIMEOUT_HEADER, limit="an integer", value=shown(timeout),
+            )  # fmt: skip
+        return cls(tenant, None if timeout is None else int(timeout))
+
+
+NOBODY = Sender()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +67,27 @@ class RankQuestion:
         ids: Candidate ids as the client sent them, for the answer.
         batch: The candidates as columns.
         block: The same as bytes, which preprocess reads.
+        sender: What its headers say.
     """
 
     fields: RankFields
     ids: list[EntityId]
     batch: CandidateBatch
     block: bytes
+    sender: Sender = NOBODY
+
+    def budget_ms(self, limits: ApiLimits) -> float:
+        """Return the whole budget, milliseconds: the smaller of field and header, or the deployment's."""
+        given = [value for value in (self.fields.deadline_ms, self.sender.timeout_ms) if value is not None]
+        return float(min(given, default=limits.deadline_ms_default))
+
+    def ask(self, limits: ApiLimits) -> Ask:
+        """Return what admission looks at."""
+        budget_ms = min(self.budget_ms(limits), limits.deadline_ms_max)
+        return Ask(len(self.ids), budget_ms, Caller(self.sender.tenant, self.fields.surface))
 
     @classmethod
-    def of(cls, request: RankRequest, limits: ApiLimits) -> Self:
+    def of(cls, request: RankRequest, limits: ApiLimits, sender: Sender = NOBODY) -> Self:
         """Turn the document form into columns.
 
         Raises:
@@ -38,7 +95,7 @@ class RankQuestion:
         """
         batch = CandidateBatch.of(request.candidates)
         if request.features is None:
-            return cls(request, request.candidates, batch, encode_batch(batch))
+            return cls(request, request.candidates, batch, encode_batch(batch), sender)
         if len(request.features) != len(batch):
             raise InvalidRequestError(
                 f"features must be one map a candidate, {len(batch)}, are {len(request.features)}",
@@ -46,10 +103,10 @@ class RankQuestion:
             )  # fmt: skip
         rows = [{name: _plain(value) for name, value in row.items()} for row in request.features]
         block = encode_batch(CandidateBatch(batch.integers, batch.texts, columns_of(rows)))
-        return cls(request, request.candidates, decode_batch(block, _batch_limits(limits)), block)
+        return cls(request, request.candidates, decode_batch(block, _batch_limits(limits)), block, sender)
 
     @classmethod
-    def parse(cls, content: bytes, media: str, limits: ApiLimits) -> Self:
+    def parse(cls, content: bytes, media: str, limits: ApiLimits, sender: Sender = NOBODY) -> Self:
         """Parse a body.
 
         Raises:
@@ -57,11 +114,11 @@ class RankQuestion:
             InvalidRequestError: a field breaks a rule; names the field, the rule and the value.
         """
         if media != MEDIA_TYPE:
-            return cls.of(body.validate(RankRequest, body.decode(content, media)), limits)
+            return cls.of(body.validate(RankRequest, body.decode(content, media)), limits, sender)
         header, block = split_request(content)
         fields = body.validate(RankFields, body.decode(header, body.JSON))
         batch = decode_batch(block, _batch_limits(limits))
-        return cls(fields, batch.ids, batch, block)
+        return cls(fields, batch.ids, batch, block, sender)
 
 
 def _batch_limits(limits: ApiLimits) -> BatchLimits:

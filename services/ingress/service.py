@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from services.ingress.admission import Gate
+from services.ingress.admission import Gate, RankGate
 from services.ingress.background import Precompute
 from services.ingress.checks import check_events, check_rank
 from services.ingress.config import IngressConfig
 from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
 from services.ingress.flow import Flow
 from services.ingress.hedge import Hedger
-from services.ingress.job import RankJob, Stations
+from services.ingress.job import DEADLINE, RankJob, Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.model_info import ModelInfo
 from services.ingress.question import RankQuestion
@@ -75,7 +75,7 @@ class IngressService:
         self._ids = itertools.count(1)
         self._hedger = Hedger(config.hedge, [f"embedding:{shard}" for shard in range(len(stations.embedding))])
         self._stats = IngressStats(tiers, clock)
-        self.rank_gate = Gate("rank", config.in_flight_max, config.retry_after_s, self._stats)
+        self.rank_gate = RankGate(config.in_flight_max, config.retry_after_s, config.admission, self._stats, clock)
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
         self.precompute = Precompute(stations, config.precompute, clock)
         self._sizes = model.sizes
@@ -96,12 +96,13 @@ class IngressService:
 
         Raises:
             InvalidRequestError: a field breaks a limit of this deployment.
-            OverloadedError: too many requests are in flight.
+            OverloadedError: it would not be answered in time, or its caller has its share.
             DeadlineExceededError: the budget went before there was any answer.
             RankMeshError: a needed station failed.
         """
         received_s = self.clock.monotonic_s() if received_s is None else received_s
-        with self.rank_gate.enter(), self._stats.request("rank", received_s):
+        limits = self.config.limits
+        with self.rank_gate.admit(question.ask(limits)) as place, self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
@@ -115,6 +116,7 @@ class IngressService:
                 self._stats.hedged(flow.inputs.hedged)
                 flow.close()
             body = self._body(question, flow, ranked, received_s)
+            place.is_served, place.is_late = True, DEADLINE in flow.marks.reasons
         self._stats.answered(body)
         self.precompute.offer(flow, ranked)
         self._logger.info(
@@ -212,6 +214,7 @@ class IngressService:
         """Return what this replica counted since it started."""
         return {
             **self._stats.counters(),
+            **self.rank_gate.counters(),
             "precompute_in_flight": self.precompute.in_flight,
             "precompute_started": self.precompute.num_started,
             "precompute_stored": self.precompute.num_stored,
@@ -243,7 +246,7 @@ class IngressService:
     def _job(self, question: RankQuestion, received_s: float) -> RankJob:
         limits, request, num_candidates = self.config.limits, question.fields, len(question.ids)
         check_rank(question, limits, self.model.config)
-        budget_ms = float(request.deadline_ms or limits.deadline_ms_default)
+        budget_ms = question.budget_ms(limits)
         deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
         query = RouteQuery(request.tier, deadline.remaining_ms(), num_candidates, self.rank_gate.in_flight)
         return RankJob(

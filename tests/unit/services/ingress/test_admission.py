@@ -1,17 +1,104 @@
+"""Admission: fixed bounds, measured capacity against a simulated server, fair shares, and what a client is told."""
+
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
 
-from services.ingress.admission import Gate
-from services.ingress.config import IngressConfig
+from services.ingress.admission import Ask, Gate, RankGate
+from services.ingress.config import AdmissionConfig, IngressConfig
+from services.ingress.fairness import Caller, Shares
 from services.ingress.stats import IngressStats
 from shared.clock import ManualClock
-from shared.errors import OverloadedError
+from shared.errors import DeadlineExceededError, OverloadedError
 from shared.schema.api import RankRequest
 from tests.helpers.fake_stations import FakeMesh
 from tests.helpers.faulty import HANG
+
+NOBODY = Caller("", "feed")
+
+
+class HandClock(ManualClock):
+    """A clock that a simulation sets, without an event loop."""
+
+    def set(self, time_s: float) -> None:
+        self._time_s = time_s
+
+
+def rank_gate(clock: ManualClock, in_flight_max: int = 1_000, **config: Any) -> RankGate:
+    stats = IngressStats(["full"], clock)
+    return RankGate(in_flight_max, 1, AdmissionConfig(**config), stats, clock)
+
+
+def ask(budget_ms: float = 1_000, num_candidates: int = 0, caller: Caller = NOBODY) -> Ask:
+    return Ask(num_candidates, budget_ms, caller)
+
+
+@dataclass
+class Outcome:
+    """What became of the arrivals of a simulation."""
+
+    in_time: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    shed: list[float] = field(default_factory=list)
+    latencies_s: dict[float, float] = field(default_factory=dict)
+    of_caller: Counter[str] = field(default_factory=Counter)
+
+    def goodput(self, begin_s: float, end_s: float) -> float:
+        return sum(begin_s <= time_s < end_s for time_s in self.in_time) / (end_s - begin_s)
+
+
+def simulate(
+    gate: RankGate, clock: HandClock, arrivals: list[tuple[float, Ask]], service_s: float = 1 / 15, num_servers: int = 2
+) -> Outcome:
+    """Serve arrivals in order of arrival on a few servers behind a gate; by default 30 requests a second.
+
+    Each takes ``service_s`` times its work. Work that was let in is done even when it has become too late, which is the
+    worst case for goodput.
+    """
+    outcome, zero_s = Outcome(), clock.monotonic_s()
+    servers = [zero_s] * num_servers
+    ends: list[tuple[float, int, float, Ask, Any, ExitStack]] = []
+
+    def finish(until_s: float) -> None:
+        while ends and ends[0][0] <= until_s:
+            end_s, _, came_s, asked, place, held = heapq.heappop(ends)
+            clock.set(end_s)
+            is_late = end_s - came_s > asked.budget_ms / 1e3
+            place.is_served, place.is_late = not is_late, is_late
+            held.close()
+            (outcome.late if is_late else outcome.in_time).append(came_s - zero_s)
+            outcome.latencies_s[came_s - zero_s] = end_s - came_s
+            outcome.of_caller[asked.caller.surface] += not is_late
+
+    for number, (at_s, asked) in enumerate(arrivals):
+        finish(zero_s + at_s)
+        clock.set(zero_s + at_s)
+        held = ExitStack()
+        try:
+            place = held.enter_context(gate.admit(asked))
+        except OverloadedError:
+            outcome.shed.append(at_s)
+            continue
+        start_s = max(heapq.heappop(servers), zero_s + at_s)
+        end_s = start_s + service_s * gate.capacity.work_of(asked.num_candidates)
+        heapq.heappush(servers, end_s)
+        heapq.heappush(ends, (end_s, number, zero_s + at_s, asked, place, held))
+    finish(float("inf"))
+    return outcome
+
+
+def poisson(rate: float, begin_s: float, end_s: float, seed: int, asked: Ask | None = None) -> list[tuple[float, Ask]]:
+    rng = np.random.default_rng(seed)
+    times = begin_s + np.cumsum(rng.exponential(1 / rate, int(2 * rate * (end_s - begin_s)) + 20))
+    return [(float(time_s), asked or ask()) for time_s in times[times < end_s]]
 
 
 def test_the_gate_holds_its_limit_and_says_when_to_come_back() -> None:
@@ -26,10 +113,190 @@ def test_the_gate_holds_its_limit_and_says_when_to_come_back() -> None:
 
 
 def test_a_place_is_given_back_when_the_work_fails() -> None:
-    gate = Gate("rank", 1, 1, IngressStats(["full"], ManualClock()))
-    with pytest.raises(ZeroDivisionError), gate.enter():
+    gate = rank_gate(ManualClock())
+    with pytest.raises(ZeroDivisionError), gate.admit(ask()):
         raise ZeroDivisionError
     assert gate.in_flight == 0
+    assert gate.capacity.in_flight_work == 0
+
+
+@pytest.mark.parametrize(("count", "is_admitted"), [(1, True), (2, True), (3, False)])
+def test_before_anything_is_measured_a_few_are_let_in(count: int, is_admitted: bool) -> None:
+    gate = rank_gate(ManualClock(), in_flight_start=2)
+    with ExitStack() as held:
+        for _ in range(count - 1):
+            held.enter_context(gate.admit(ask()))
+        if is_admitted:
+            held.enter_context(gate.admit(ask()))
+        else:
+            with pytest.raises(OverloadedError, match="before any was measured, limit 2"):
+                gate.check()
+            with pytest.raises(OverloadedError):
+                held.enter_context(gate.admit(ask()))
+
+
+def test_the_bound_on_memory_holds_whatever_is_measured() -> None:
+    gate = rank_gate(ManualClock(), in_flight_max=1)
+    with gate.admit(ask()), pytest.raises(OverloadedError, match="1 rank requests in flight, limit 1"):
+        gate.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
+def test_overload_costs_no_goodput_and_makes_nobody_late(ratio: float, seed: int) -> None:
+    clock = HandClock()
+    outcome = simulate(rank_gate(clock), clock, poisson(30 * ratio, 0, 40, seed))
+    assert outcome.late == []
+    offered = len(outcome.in_time) + len(outcome.shed)
+    assert outcome.goodput(5, 40) >= 0.9 * min(30, offered / 40)
+    if ratio == 0.5:
+        assert outcome.shed == []
+
+
+def test_after_a_burst_it_is_as_before() -> None:
+    clock = HandClock()
+    arrivals = poisson(15, 0, 10, 1) + poisson(240, 10, 15, 2) + poisson(15, 15, 25, 3)
+    outcome = simulate(rank_gate(clock), clock, arrivals)
+    assert outcome.late == []
+    assert [at_s for at_s in outcome.shed if at_s < 10 or at_s > 16] == []
+    after = [latency_s for came_s, latency_s in outcome.latencies_s.items() if came_s > 17]
+    before = [latency_s for came_s, latency_s in outcome.latencies_s.items() if came_s < 10]
+    assert np.quantile(after, 0.99) <= 1.5 * np.quantile(before, 0.99)
+
+
+def test_a_mesh_that_became_slower_is_noticed() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    assert gate.capacity.rate == pytest.approx(30, rel=0.2)
+    slower = simulate(gate, clock, poisson(60, 0, 30, 2), service_s=3 / 15)
+    assert gate.capacity.rate == pytest.approx(10, rel=0.25)
+    assert [came_s for came_s in slower.late if came_s > 5] == []
+    assert slower.goodput(10, 30) >= 0.9 * 10
+
+
+def test_a_mesh_that_became_faster_is_noticed() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1), service_s=3 / 15)
+    faster = simulate(gate, clock, poisson(60, 0, 20, 2))
+    assert faster.goodput(5, 20) >= 0.9 * 30
+
+
+def test_a_stall_of_a_second_sheds_nothing_at_half_load() -> None:
+    """A replica that dies holds requests up until its calls are retried: 20 a second over two ingress replicas."""
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(10, 0, 10, 1), num_servers=1)
+    with ExitStack() as held:
+        for at_s, asked in [(step / 10, ask()) for step in range(9)]:
+            clock.set(clock.monotonic_s() + 0.1)
+            assert at_s < 1
+            held.enter_context(gate.admit(asked))
+    clock.set(clock.monotonic_s() + 0.1)
+    with gate.admit(ask()):
+        pass
+
+
+def test_heavier_requests_and_tighter_budgets_are_shed_first() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with ExitStack() as held:
+        for _ in range(15):
+            held.enter_context(gate.admit(ask()))
+        with pytest.raises(OverloadedError, match="may go on it"):
+            held.enter_context(gate.admit(ask(budget_ms=400)))
+        with pytest.raises(OverloadedError):
+            held.enter_context(gate.admit(ask(num_candidates=20_000)))
+        held.enter_context(gate.admit(ask()))
+
+
+def test_retry_after_follows_from_what_is_in_flight() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with ExitStack() as held:
+        for _ in range(20):
+            held.enter_context(gate.admit(ask(budget_ms=5_000)))
+        with pytest.raises(OverloadedError) as caught:
+            held.enter_context(gate.admit(ask(budget_ms=1_000, num_candidates=150_000)))
+    work, rate = 20 + 101, gate.capacity.rate or 0.0
+    assert caught.value.context["retry_after_s"] == np.ceil(work / rate - 0.8)
+
+
+def test_what_nobody_would_pass_is_refused_before_its_body_is_read() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with ExitStack() as held:
+        with suppress(OverloadedError):
+            while True:
+                held.enter_context(gate.admit(ask()))
+        with pytest.raises(OverloadedError):
+            gate.check()
+        held.enter_context(gate.admit(ask(budget_ms=10_000)))
+        gate.check()  # such a request might come again
+
+
+def test_misses_cut_what_may_be_waited_and_answers_give_it_back() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    full = gate.capacity.share
+    with ExitStack() as held:
+        for _ in range(15):
+            held.enter_context(gate.admit(ask()))
+        with pytest.raises(DeadlineExceededError), gate.admit(ask()):
+            raise DeadlineExceededError("late", stage="ranking", deadline_ms=1_000)
+    assert gate.capacity.share < full
+    simulate(gate, clock, poisson(15, 0, 10, 1))
+    assert gate.capacity.share == full
+
+
+def test_a_miss_that_load_did_not_cause_cuts_nothing() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with pytest.raises(DeadlineExceededError), gate.admit(ask()):
+        raise DeadlineExceededError("late", stage="ranking", deadline_ms=1_000)
+    assert gate.capacity.share == 0.8
+
+
+def test_a_quiet_caller_gets_its_share_beside_one_that_wants_everything() -> None:
+    clock = HandClock()
+    quiet, loud = Caller("", "quiet"), Caller("", "loud")
+    arrivals = poisson(120, 0, 20, 1, ask(caller=loud)) + poisson(10, 0, 20, 2, ask(caller=quiet))
+    outcome = simulate(rank_gate(clock), clock, sorted(arrivals, key=lambda arrival: arrival[0]))
+    sent = len(poisson(10, 0, 20, 2))
+    assert outcome.of_caller["quiet"] >= 0.95 * sent
+    assert outcome.of_caller["loud"] >= 0.9 * (30 * 20 - sent)
+
+
+def test_weights_share_what_all_want() -> None:
+    clock = HandClock()
+    callers = [Caller("", "heavy"), Caller("", "light")]
+    arrivals = [poisson(60, 0, 20, seed, ask(caller=caller)) for seed, caller in enumerate(callers)]
+    gate = rank_gate(clock, weights={"heavy": 3.0})
+    outcome = simulate(gate, clock, sorted(arrivals[0] + arrivals[1], key=lambda arrival: arrival[0]))
+    assert 2.0 <= outcome.of_caller["heavy"] / outcome.of_caller["light"] <= 4.0
+
+
+@pytest.mark.parametrize(("num_callers", "kept"), [(2, 2), (3, 3), (4, 4)])
+def test_callers_beyond_the_bound_are_one(num_callers: int, kept: int) -> None:
+    shares = Shares({}, 1.0, 3, ManualClock())
+    counted = {shares.begin(Caller(str(number), "s"), 1.0) for number in range(num_callers)}
+    assert len(counted) == kept
+    assert (Caller("others", "others") in counted) == (num_callers > 3)
+
+
+def test_a_caller_is_forgotten_after_a_while() -> None:
+    clock = HandClock()
+    shares = Shares({}, 1.0, 8, clock)
+    shares.seen(Caller("a", "s"))
+    assert not shares.has_room(Caller("b", "s"), 1.0, 1.5)
+    clock.set(clock.monotonic_s() + 1.1)
+    assert shares.has_room(Caller("b", "s"), 1.0, 1.5)
 
 
 async def test_overload_is_shed_before_any_station_is_called() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.ingress.config import IngressConfig, StageBudgets, TierConfig
+from services.ingress.config import AdmissionConfig, IngressConfig, StageBudgets, TierConfig
 from services.ingress.service import IngressService
 from shared.errors import (
     DeadlineExceededError,
@@ -314,7 +314,8 @@ async def test_cancelling_a_request_cancels_every_call_it_holds(mesh: FakeMesh) 
 
 
 async def test_200_requests_that_are_dropped_leave_nothing_in_flight(mesh: FakeMesh) -> None:
-    crowd = FakeMesh(CONFIG.model_copy(update={"in_flight_max": 200}))
+    start = AdmissionConfig(in_flight_start=200)
+    crowd = FakeMesh(CONFIG.model_copy(update={"in_flight_max": 200, "admission": start}))
     for station in ("sequence", "embedding:0", "embedding:1"):
         crowd.services[station].always("encode" if station == "sequence" else "lookup", HANG)
     tasks = [asyncio.create_task(crowd.ingress.rank(request())) for _ in range(200)]

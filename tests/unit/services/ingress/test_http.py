@@ -398,6 +398,41 @@ async def test_errors_keep_their_status(client: httpx.AsyncClient, mesh: FakeMes
     refusal(await post(client, {**RANK, "deadline_ms": 50}), 504, "deadline_exceeded")
 
 
+@pytest.mark.parametrize(
+    ("headers", "change", "status"),
+    [
+        ({"x_request_timeout_ms": "50"}, {}, 504),
+        ({"x_request_timeout_ms": "50"}, {"deadline_ms": 20_000}, 504),
+        ({"x_request_timeout_ms": "20000"}, {"deadline_ms": 50}, 504),
+    ],
+)
+async def test_the_smaller_of_header_and_field_is_the_budget(
+    client: httpx.AsyncClient, mesh: FakeMesh, headers: dict[str, str], change: dict[str, int], status: int
+) -> None:
+    for tier in ("full", "light"):
+        mesh.services[f"ranking:{tier}"].always("rank", HANG)
+    error = refusal(await post(client, {**RANK, **change}, **headers), status, "deadline_exceeded")
+    assert error.context["deadline_ms"] == 50
+    assert mesh.in_flight() == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "field"),
+    [
+        ({"x_request_timeout_ms": "49"}, "x-request-timeout-ms"),
+        ({"x_request_timeout_ms": "20001"}, "x-request-timeout-ms"),
+        ({"x_request_timeout_ms": "1e3"}, "x-request-timeout-ms"),
+        ({"x_request_timeout_ms": "9" * 10}, "x-request-timeout-ms"),
+        ({"x_tenant": "two words"}, "x-tenant"),
+        ({"x_tenant": "x" * 129}, "x-tenant"),
+    ],
+)
+async def test_headers_keep_their_limits(client: httpx.AsyncClient, headers: dict[str, str], field: str) -> None:
+    error = refusal(await post(client, RANK, **headers), 422, "invalid_request")
+    assert error.context["field"] == field
+    assert {"limit", "value"} <= error.context.keys()
+
+
 async def test_overload_is_429_with_retry_after_before_the_body_is_read(
     client: httpx.AsyncClient, mesh: FakeMesh
 ) -> None:

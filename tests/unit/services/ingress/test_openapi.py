@@ -43,8 +43,10 @@ def test_the_limits_of_the_deployment_stand_in_the_document() -> None:
 def test_both_media_types_are_declared_for_requests_and_answers() -> None:
     for path in ("/v1/rank", "/v1/events"):
         operation = DOCUMENT["paths"][path]["post"]
-        for content in (operation["requestBody"]["content"], operation["responses"]["200"]["content"]):
-            assert set(content) == {"application/json", "application/msgpack"}
+        both = {"application/json", "application/msgpack"}
+        columns = {"application/vnd.rankmesh.columns"} if path == "/v1/rank" else set()
+        assert set(operation["requestBody"]["content"]) == both | columns
+        assert set(operation["responses"]["200"]["content"]) == both
 
 
 @pytest.mark.parametrize("status", ["400", "406", "408", "413", "415", "422", "429", "500", "503", "504"])

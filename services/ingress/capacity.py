@@ -1,0 +1,89 @@
+"""What this replica's requests get done a second, measured, and how long one more would take.
+
+Work is counted in requests: one without candidates is 1, and candidates add to it. The rate is work served over *busy*
+time, in which at least one request was in flight, so that a quiet hour says nothing about capacity. By Little's law the
+work in flight over that rate is the time until it is served, whatever is the bottleneck behind.
+
+The rate is the largest of the last windows: a stall of a second, such as a station's death, does not make the mesh
+slower than it is, and a lasting loss is seen when the windows of better times are gone. Sooner, because answers miss
+their deadlines: each cut of ``share`` lets less of a budget be spent on waiting, each answer in time gives some back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from services.ingress.config import AdmissionConfig
+from shared.clock import Clock
+
+_CUT, _RAISE = 0.85, 0.01
+_CUT_PERIOD_S = 0.25
+_SHARE_MIN_RATIO = 0.25
+
+
+class Capacity:
+    """Measures one replica's requests.
+
+    Args:
+        config: Windows and shares.
+        clock: Time.
+    """
+
+    def __init__(self, config: AdmissionConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._rates: deque[float] = deque(maxlen=config.num_windows)
+        self._seen_s = clock.monotonic_s()
+        self._busy_s = self._done = 0.0
+        self._cut_s = self._seen_s
+        self.share = config.budget_share
+        self.in_flight_work = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Work a second; None until a window is full, or when nothing was served in any."""
+        return max(self._rates, default=0.0) or None
+
+    def work_of(self, num_candidates: int) -> float:
+        """Return the work of a request."""
+        return 1.0 + num_candidates / self._config.candidates_per_work
+
+    def wait_s(self, work: float) -> float | None:
+        """Return the seconds until one more request of this work would be answered; None: not known."""
+        rate = self.rate
+        return None if rate is None else (self.in_flight_work + work) / rate
+
+    def begin(self, work: float) -> None:
+        """Count a request in."""
+        self._advance()
+        self.in_flight_work += work
+
+    def end(self, work: float, *, is_served: bool) -> None:
+        """Count a request out."""
+        self._advance()
+        # Sums of floats drift; nothing is left where no request is.
+        self.in_flight_work = max(self.in_flight_work - work, 0.0)
+        if is_served:
+            self._done += work
+            self.share = min(self.share + _RAISE, self._config.budget_share)
+
+    def missed(self, predicted_share: float) -> None:
+        """Take note of an answer that came late or never.
+
+        Args:
+            predicted_share: Share of its budget that it was expected to take. A request that was expected back early
+                was failed by a fault, not by admission, and cuts nothing.
+        """
+        now_s = self._clock.monotonic_s()
+        if predicted_share >= self.share / 2 and now_s - self._cut_s >= _CUT_PERIOD_S:
+            self._cut_s = now_s
+            self.share = max(self.share * _CUT, self._config.budget_share * _SHARE_MIN_RATIO)
+
+    def _advance(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self.in_flight_work > 0:
+            self._busy_s += now_s - self._seen_s
+        self._seen_s = now_s
+        if self._busy_s >= self._config.window_s:
+            self._rates.append(self._done / self._busy_s)
+            self._busy_s = self._done = 0.0
