@@ -159,10 +159,12 @@ class EmbeddingStation(Config):
         num_shards: S.
         replicas: Of each shard.
         backend: How a shard looks up its rows: FBGEMM's operator, or a plain gather.
+        map_dir: Folder of each node for rows that do not fit into memory, with backend ``reference``; None: in memory.
     """
 
     num_shards: int = Field(2, ge=1, le=64)
     backend: TableBackend = "fbgemm"
+    map_dir: Path | None = None
     replicas: ReplicaConfig = ReplicaConfig(threads=1)
 
 
@@ -263,6 +265,7 @@ class MeshConfig(Config):
             raise ValueError(f"edges must be among {', '.join(EDGES)}, has {', '.join(unknown)}")
         if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas < 2:
             raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
+        self.embedding_service(0)  # refuses a backend that cannot map
         queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
         queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}
         for where, (replicas, queue_max) in queues.items():
@@ -292,7 +295,8 @@ class MeshConfig(Config):
 
     def embedding_service(self, shard: int) -> EmbeddingConfig:
         """Return the configuration of one shard."""
-        return EmbeddingConfig(shard=shard, num_shards=self.embedding.num_shards, backend=self.embedding.backend)
+        part = self.embedding
+        return EmbeddingConfig(shard=shard, num_shards=part.num_shards, backend=part.backend, map_dir=part.map_dir)
 
     def ranking_service(self, tier: str) -> RankingConfig:
         """Return the configuration of one tier."""

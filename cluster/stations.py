@@ -180,7 +180,7 @@ class Embedding(Station):
         config, weights = place.config.embedding_service(shard), place.weights()
 
         def build() -> TableShard:
-            tables = TableShard(weights, config.shard, config.num_shards, config.backend)
+            tables = TableShard(weights, config.shard, config.num_shards, config.backend, config.map_dir)
             Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
             return tables
 

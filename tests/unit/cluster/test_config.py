@@ -67,6 +67,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"sequence": {"replicas": {"max_ongoing_requests": 65}}}, "queue_max 64, is 65"),
         ({"ranking": {"full": {"replicas": {"max_ongoing_requests": 33}}, "light": {}}}, "queue_max 32, is 33"),
         ({"ingress": {"service": {"hedge": {"share_max": 0.05}}}}, "hedge needs embedding.replicas.replicas"),
+        ({"embedding": {"map_dir": "rows"}}, "map_dir needs backend reference, is fbgemm"),
         ({"http": {"host": "localhost"}}, "http.host"),
         ({"http": {"port": 65_535 - PORTS_PER_MESH + 1}}, "http.port"),
         ({"name": "Upper"}, "name"),
@@ -94,6 +95,8 @@ def test_parts_of_a_mesh_carry_its_name_and_size() -> None:
     assert (config.speculative_service(24).namespace, config.speculative_service(24).width) == ("blue", 24)
     assert (config.embedding_service(2).shard, config.embedding_service(2).num_shards) == (2, 3)
     assert config.ranking_service("light").tier == "light"
+    mapped = MeshConfig.model_validate({"embedding": {"backend": "reference", "map_dir": "rows"}})
+    assert mapped.embedding_service(1).map_dir == Path("rows")
     with pytest.raises(ValidationError):
         config.embedding_service(3)
 
