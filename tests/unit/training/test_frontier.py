@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import io
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from models.random_weights import TINY
+from shared.errors import ConfigError
+from shared.weights import WeightStore
+from tests.helpers.tiny_dataset import tiny_dataset
 from tests.unit.training.test_routing import COSTS, planted_slice
-from training.frontier import Frontier, Point, draw_frontier, frontier_chart, show_frontier
+from training.config import TrainConfig
+from training.frontier import Frontier, Point, draw_frontier, frontier_chart, frontier_of_version, show_frontier
+from training.loop import train
+from training.publish import publish
 from training.routing import cost_shares, fit_gain_model
 
 FLOPS = {0: 10, 1: 60, 2: 100}
@@ -55,3 +62,18 @@ def test_a_drawn_frontier_is_shown_and_charted() -> None:
     assert ElementTree.fromstring(frontier_chart(found, "v1")).tag.endswith("svg")
     assert found.document()["flops_saved_at_equal_ne"] == found.flops_saved_at_equal_ne
     assert len(COSTS) == len(found.uniform)
+
+
+def test_a_published_version_has_a_frontier(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.frontier.dataset_of", lambda *_: tiny_dataset())
+    config = TrainConfig(name="tiny", dataset="synthetic", threads=1, batch_rows=256, train_share=0.05, model=TINY)
+    model = train(config, tiny_dataset())
+    store = WeightStore(str(tmp_path_factory.mktemp("weights")))
+    version = publish(model, config, tiny_dataset(), [], store, 1.0)
+    found = frontier_of_version(store.open(version), tmp_path_factory.getbasetemp())
+    assert tuple(found.flops) == TINY.depths
+    old = publish(replace(model, gain=None), config, tiny_dataset(), [], store, 1.0)
+    with pytest.raises(ConfigError, match="train again"):
+        frontier_of_version(store.open(old), tmp_path_factory.getbasetemp())
