@@ -82,7 +82,7 @@ def store_token(value: EntityId) -> str:
     return "s" + value.encode("utf-8", "surrogatepass").hex()
 
 
-def mix_keys(keys: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
+def mix_keys(keys: npt.NDArray[np.int64], salt: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Hash keys to unsigned 64-bit integers, a whole array at once.
 
     Two rounds of the splitmix64 finaliser with the salt between them: a bijection for every salt, so distinct keys
@@ -90,7 +90,7 @@ def mix_keys(keys: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
 
     Args:
         keys: int64 of any shape.
-        salt: Domain of the hash, 0 to 2**64 - 1, e.g. from ``hash64``.
+        salt: Domain of the hash, 0 to 2**64 - 1, e.g. from ``hash64``; or one for each key.
 
     Returns:
         uint64 of that shape.
@@ -101,7 +101,7 @@ def mix_keys(keys: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
     Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014 (variant 13 by D. Stafford).
     """
     mixed = _finalise(np.asarray(keys, np.int64).view(np.uint64) + _GOLDEN_GAMMA)
-    return _finalise(mixed ^ np.uint64(salt))
+    return _finalise(mixed ^ (np.uint64(salt) if isinstance(salt, int) else salt))
 
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)

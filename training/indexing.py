@@ -86,7 +86,7 @@ class DatasetIndex:
     @property
     def num_rows(self) -> dict[str, int]:
         """Rows of each table, row 0 included."""
-        return {table.name: self.vocabularies[table.name].num_rows for table in self.config.tables}
+        return {table.name: table.num_rows or self.vocabularies[table.name].num_rows for table in self.config.tables}
 
     def genres_by_row(self) -> npt.NDArray[np.float32]:
         """Return mean pooling of genres by row of table ``item``: float32 [item rows, genre rows]."""
@@ -216,6 +216,7 @@ def _vocabularies(config: RankerConfig, dataset: Dataset) -> dict[str, Vocabular
         if feature.table not in keys:
             values = {profile[feature.name][: feature.prefix_length] for profile in profiles} - {""}
             keys[feature.table] = id_keys(sorted(values))
+    keys |= {table.name: np.zeros(0, np.int64) for table in config.tables if table.name not in keys}
     return {name: Vocabulary.of(of_table) for name, of_table in keys.items()}
 
 
