@@ -5,19 +5,18 @@ A norm at the end of every layer hides growth from its output, so what is measur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.config import RankerConfig
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
-from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.random_request import random_candidates, random_state
 from models.sequence_encoder import EncoderLayer
 from models.wukong import InteractionLayer
 
@@ -87,21 +86,10 @@ def compare_growth(
 
 def run_on_random_inputs(network: RankingNetwork, num_rows: int, seed: int) -> None:
     """Rank ``num_rows`` random candidates of one request with a full random history, at the deepest exit."""
-    config, generator = network.config, torch.Generator().manual_seed(seed + 1)
-    normal: Callable[..., Tensor] = partial(torch.randn, generator=generator)
-    length = config.encoder.num_events
-    state = network.encode(
-        normal(1, len(config.request_features), config.width),
-        normal(1, length, config.width),
-        torch.randint(NUM_WEIGHT_BUCKETS, (1, length), generator=generator),
-        torch.randint(NUM_GAP_BUCKETS, (1, length), generator=generator),
-        None,
-        normal(1, len(DENSE_FEATURES)),
-    )
-    pooled = normal(num_rows, len(config.candidate_features), config.width)
-    network.full_pass(
-        state, pooled, normal(num_rows, len(COUNTER_FEATURES)), None, None, CandidateLayout.single(num_rows)
-    )
+    generator = torch.Generator().manual_seed(seed + 1)
+    state = random_state(network, generator)
+    pooled, counters, layout = random_candidates(network.config, num_rows, generator)
+    network.full_pass(state, pooled, counters, None, None, layout)
 
 
 def _record(found: LayerMaxima, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:

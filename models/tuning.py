@@ -22,10 +22,10 @@ from kernels.search.problem import Inputs, Solve
 from models.config import RankerConfig
 from models.execution import FusedNetwork, executed
 from models.execution_config import REFERENCE, Execution, PrecisionChoice
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.oracle import tolerance
+from models.random_request import random_candidates, random_state
 from shared.errors import ConfigError
 
 NUM_CANDIDATES = 504
@@ -72,9 +72,7 @@ def execution_problem(
         return build
 
     def inputs(seed: int) -> Inputs:
-        generator = torch.Generator().manual_seed(seed)
-        pooled = torch.randn(NUM_CANDIDATES, len(config.candidate_features), config.width, generator=generator)
-        return pooled, torch.randn(NUM_CANDIDATES, len(COUNTER_FEATURES), generator=generator)
+        return random_candidates(config, NUM_CANDIDATES, torch.Generator().manual_seed(seed))[:2]
 
     def truth(pooled: Tensor, counters: Tensor) -> Tensor:
         return _full_pass(_given(network), _given(network))(pooled, counters)
@@ -142,16 +140,6 @@ def _given(network: RankingNetwork | None) -> RankingNetwork:
 
 def _full_pass(runs: RankingNetwork | FusedNetwork, network: RankingNetwork) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the full pass of candidates of one request with a full history, whose state is made once."""
-    config, generator = network.config, torch.Generator().manual_seed(0)
-    length = config.encoder.num_events
-    buckets = torch.zeros(1, length, dtype=torch.int64)
-    state = network.encode(
-        torch.randn(1, len(config.request_features), config.width, generator=generator),
-        torch.randn(1, length, config.width, generator=generator),
-        buckets,
-        buckets,
-        None,
-        torch.randn(1, len(DENSE_FEATURES), generator=generator),
-    )
+    state = random_state(network, torch.Generator().manual_seed(0))
     layout = CandidateLayout.single(NUM_CANDIDATES)
     return lambda pooled, counters: runs.full_pass(state, pooled, counters, None, None, layout)

@@ -19,13 +19,13 @@ from kernels.native import status
 from models.calibration import Calibration
 from models.execution import FusedNetwork, choose_execution, executed
 from models.heads import CLICK, probabilities
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
 from models.quantize.choose import GAIN_MIN, Choice, choose, options
 from models.quantize.formats import FORMATS, Format, formats_of_device
 from models.quantize.measure import ROUNDS, eligible_layers, time_layers, with_formats
 from models.quantize.plan import LayerEvidence, PrecisionPlan, device_name, shapes_digest
+from models.random_request import random_candidates, random_state
 from models.ranker import RequestTensors
 from models.tuning import executions_of
 from shared.clock import Clock, SystemClock
@@ -293,20 +293,9 @@ def _time_passes(
     Returns:
         Name -> seconds, summed over the counts.
     """
-    config = network.config
-    length = config.encoder.num_events
-    buckets = torch.zeros(1, length, dtype=torch.int64)
-    features = torch.randn(1, len(config.request_features), config.width)
-    dense = torch.zeros(1, len(DENSE_FEATURES))
-    state = network.encode(features, torch.randn(1, length, config.width), buckets, buckets, None, dense)
-    inputs = [
-        (
-            torch.randn(count, len(config.candidate_features), config.width),
-            torch.randn(count, len(COUNTER_FEATURES)),
-            CandidateLayout.single(count),
-        )
-        for count in counts
-    ]
+    generator = torch.Generator().manual_seed(0)
+    state = random_state(network, generator)
+    inputs = [random_candidates(network.config, count, generator) for count in counts]
 
     def spent_s(runs: Executed) -> float:
         begin_s = clock.monotonic_s()

@@ -25,9 +25,8 @@ from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from models.config import RankerConfig
 from models.flops import candidate_flops, request_flops
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
-from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.random_request import random_candidates, random_state
 from models.simplify import num_parameters
 from shared.clock import SystemClock
 from shared.settings import load_settings
@@ -154,19 +153,9 @@ def _throughput(found: Sequence[Trained], seed: int, rounds: int, params: dict[s
     calls = {}
     for variant in dict.fromkeys(each.variant for each in found):
         network = next(each for each in found if each.variant == variant).network()
-        config, generator = network.config, torch.Generator().manual_seed(seed)
-        length = config.encoder.num_events
-        state = network.encode(
-            torch.randn(1, len(config.request_features), config.width, generator=generator),
-            torch.randn(1, length, config.width, generator=generator),
-            torch.zeros(1, length, dtype=torch.int64),
-            torch.zeros(1, length, dtype=torch.int64),
-            None,
-            torch.randn(1, len(DENSE_FEATURES), generator=generator),
-        )
-        pooled = torch.randn(NUM_CANDIDATES, len(config.candidate_features), config.width, generator=generator)
-        counters = torch.randn(NUM_CANDIDATES, len(COUNTER_FEATURES), generator=generator)
-        layout = CandidateLayout.single(NUM_CANDIDATES)
+        generator = torch.Generator().manual_seed(seed)
+        state = random_state(network, generator)
+        pooled, counters, layout = random_candidates(network.config, NUM_CANDIDATES, generator)
         calls[variant] = partial(network.full_pass, state, pooled, counters, None, None, layout)
     samples = interleaved(calls, rounds, 3, seed, SystemClock())
     figures = [
