@@ -140,6 +140,11 @@ BENCHMARKS: dict[str, Entry] = {
         "lookups in a table with 20 updates a second beside them, against none, in one process",
         ("lookup_p99_ratio", "lookup_ms_idle", "lookup_ms_updates", "apply_ms"),
     ),
+    "overload": Entry(
+        "benchmarks.end_to_end.overload:run",
+        "a mesh under 0.5 to 4 times its capacity, at random and in bursts, and after a burst; 2 minutes",
+        ("goodput_ratio_4x", "goodput_ratio_4x_bursty", "recovery_s", "reject_p99_ms", "capacity_per_s"),
+    ),
     "wire": Entry(
         "benchmarks.services.wire:run",
         "bytes and client time of 1,000 candidates with 30 features: columns against JSON",
