@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
 
+from cluster.rollout import UpdatesConfig
 from models.config import TableBackend
 from models.execution_config import ExecutionConfig
 from services.embedding.config import EmbeddingConfig
@@ -236,6 +237,7 @@ class MeshConfig(Config):
         ranking: Tier name -> deployment; the tiers that ``ingress.service.tiers`` names, no others.
         edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
         execution: Kernels and dtype of every station that runs the network; one dtype, so that they fit together.
+        updates: How new weights reach the running mesh.
         ray: The runtime.
     """
 
@@ -254,6 +256,7 @@ class MeshConfig(Config):
     )
     edges: dict[str, Transport] = Field(default_factory=dict)
     execution: ExecutionConfig = ExecutionConfig()
+    updates: UpdatesConfig = UpdatesConfig()
     ray: RayConfig = RayConfig()
 
     @model_validator(mode="after")

@@ -17,11 +17,16 @@ from ray import serve
 
 from cluster.app import build
 from cluster.config import MeshConfig
+from cluster.control import ServeControl
 from cluster.names import APP
 from cluster.processes import Waiter, wait_until
+from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
+from shared.clock import SystemClock
 from shared.errors import StageUnavailableError
 from shared.log import JsonLogger
+from shared.weights import WeightStore
+from shared.weights.deltas import parse_stamp
 
 _LOGS_KEPT = 2
 _STATUS_PERIOD_S = 0.25  # the question costs the controller some milliseconds, and the stations want the cores
@@ -42,6 +47,7 @@ class Node:
         self._config = config
         self._runtime = runtime
         self._clock = clock
+        self._rollouts: RolloutThread | None = None
 
     def start(self) -> None:
         """Start Ray's daemons as children of this process: Linux kills them when it dies, however it dies.
@@ -95,6 +101,25 @@ class Node:
             what = f"stations did not start ({application.status.value}): {why_not(messages)}"
             raise StageUnavailableError(what, stage="mesh")
 
+    def follow(self, place: Place, folder: Path, logger: JsonLogger) -> None:
+        """Bring deltas and new versions to the running stations from now on, on a thread of its own.
+
+        Args:
+            place: What the stations were started with.
+            folder: Of the mesh; requests for roll-outs come into it.
+            logger: Told of every change and refusal.
+        """
+        store = WeightStore(place.weights_url)
+        control = ServeControl(self._config)
+        rollouts = Rollouts(store, place.version, control, folder, self._config.updates, SystemClock(), logger)
+        self._rollouts = RolloutThread(rollouts)
+        self._rollouts.start()
+
+    @property
+    def served(self) -> str | None:
+        """Weights version that most requests are ranked with, None before ``follow``."""
+        return None if self._rollouts is None else parse_stamp(self._rollouts.rollouts.order.version)[0]
+
     def is_alive(self) -> bool:
         """Return whether this process is still connected to Ray."""
         return ray.is_initialized()
@@ -105,6 +130,8 @@ class Node:
         Args:
             logger: Told when it did not end in order; the owner ends the processes by their id next.
         """
+        if self._rollouts is not None:
+            self._rollouts.stop()
         if not ray.is_initialized():
             return
 

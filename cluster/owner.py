@@ -156,7 +156,8 @@ class Owner:
             self._check_stop()
 
         plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
-        self._node.run(Place(self._config, version, weights_url, store, plans, search), progress)
+        place = Place(self._config, version, weights_url, store, plans, search)
+        self._node.run(place, progress)
 
         def is_ready() -> bool:
             self._check_stop()
@@ -164,6 +165,7 @@ class Owner:
 
         if not wait_until(is_ready, self._clock, self._config.ray.start_timeout_s):
             raise StageUnavailableError(f"{self._state.url}/readyz does not answer 200", stage="ingress")
+        self._node.follow(place, self._folders.root, self._logger)
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
@@ -173,6 +175,8 @@ class Owner:
             self._check_stop()
             if self._node is None or not self._node.is_alive():
                 raise StageUnavailableError("Ray has ended", stage="ray")
+            if self._node.served not in (None, self._state.version):
+                self._say("ready", "serving", version=str(self._node.served))
             if self._store is not None and self._store.running() is None:
                 self._logger.error("store_ended")
                 try:

@@ -20,13 +20,17 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
+from cluster.control import published_order
+from services.ingress.serving import ServingOrder
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.log import JsonLogger, Level
 from shared.settings import load_settings
 from shared.userlog import StoreConfig
 from shared.weights import WeightReader, WeightStore
-from shared.weights.held import OneVersion
+from shared.weights.delta_log import DeltaLog
+from shared.weights.deltas import parse_stamp
+from shared.weights.held import HeldVersions, Series
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
     from models.execution_config import Execution
     from models.stations import CandidateRanker
+    from models.updates.series import LiveSeries
     from shared.hashing import EntityId
     from shared.schema.api import Event
     from shared.schema.embeddings import EmbeddingRows
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT")
 
 START_NICENESS = 10
 """What a start adds: about a tenth of the share of a replica that serves, so that a start under overload still ends."""
@@ -72,11 +78,19 @@ class Place:
     plans: str
     search: str
 
-    def weights(self) -> WeightReader:
-        """Open the weights version."""
-        return WeightStore(self.weights_url).open(self.version)
+    def weights(self, version: str | None = None) -> WeightReader:
+        """Open a weights version, None: the one that the mesh started with."""
+        return WeightStore(self.weights_url).open(version or self.version)
 
-    def execution(self) -> Execution:
+    def deltas(self, version: str) -> DeltaLog:
+        """Return the log of a version's deltas."""
+        return DeltaLog(WeightStore(self.weights_url), version)
+
+    def order(self) -> ServingOrder:
+        """Return what the mesh ranks with now, and which states a replica that starts must hold."""
+        return published_order(self.config.name) or ServingOrder.first(self.version)
+
+    def execution(self, version: str | None = None) -> Execution:
         """Choose the kernels and the dtype of this replica, for the machine that it is on.
 
         Raises:
@@ -88,7 +102,7 @@ class Place:
 
         backend, precision = self.config.execution.backend, self.config.execution.precision
         if backend == "auto":
-            model = RankerConfig.model_validate(self.weights().json("model"))
+            model = RankerConfig.model_validate(self.weights(version).json("model"))
             if (tuned := tuned_execution(model, precision, Path(self.search))) is not None:
                 return tuned
         return choose_execution(backend, precision)
@@ -101,15 +115,19 @@ def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> Re
     on Linux and can only be raised without privileges, so the work has a thread of its own; what runs later in this
     process is as fast as ever. It counts because replicas themselves run at normal priority (``RAY_worker_niceness``).
     """
+    with quiet_threads(1) as thread:
+        return thread.submit(work, *args, **kwargs).result()
 
-    def start() -> ResultT:
+
+def quiet_threads(number: int) -> ThreadPoolExecutor:
+    """Return threads at a low priority: see ``quietly``."""
+
+    def lower() -> None:
         thread_id = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + START_NICENESS
         os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, NICENESS_MAX))
-        return work(*args, **kwargs)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="quietly") as thread:
-        return thread.submit(start).result()
+    return ThreadPoolExecutor(number, thread_name_prefix="quietly", initializer=lower)
 
 
 class Station:
@@ -121,6 +139,7 @@ class Station:
     """
 
     service: Any
+    versions: HeldVersions[Any]
 
     def __init__(self, place: Place, threads: int | None) -> None:
         self.place = place
@@ -132,6 +151,25 @@ class Station:
             import torch
 
             torch.set_num_threads(threads)
+
+    def follow(self, open_series: Callable[[str], Series[PartT]]) -> HeldVersions[PartT]:
+        """Take up what requests may ask for, from weights that have given the golden answers, and follow what comes.
+
+        Args:
+            open_series: Reads a version and checks it.
+
+        Raises:
+            WeightsError: the weights do not load, or an answer differs.
+        """
+        # Two: a version that takes minutes to read must not hold up the deltas of the one that serves.
+        versions = HeldVersions(open_series, quiet_threads(2))
+        quietly(versions.start, self.place.order().held)
+        self.versions = versions
+        return versions
+
+    async def hold(self, stamps: list[str], wait_s: float) -> dict[str, Any]:
+        """Take up weights, and let go of all others once these are here; see ``HeldVersions.hold``."""
+        return {"replica": self.replica, **(await self.versions.hold(stamps, wait_s)).body()}
 
     async def check_health(self) -> None:
         """Answer Serve's health check."""
@@ -153,11 +191,14 @@ class Preprocess(Station):
     """``preprocess``."""
 
     def __init__(self, place: Place) -> None:
+        from services.preprocess.series import extractor_series
         from services.preprocess.service import PreprocessService
 
         super().__init__(place, None)
-        self.service = PreprocessService.from_weights(
-            place.config.preprocess.service, place.weights(), self.clock, self.replica, self.logger
+        live = place.config.updates.live
+        versions = self.follow(lambda base: extractor_series(place.weights(base), place.deltas(base), live))
+        self.service = PreprocessService(
+            place.config.preprocess.service, versions, self.clock, self.replica, self.logger
         )
 
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
@@ -170,24 +211,24 @@ class Embedding(Station):
     """``embedding:<shard>``."""
 
     def __init__(self, place: Place, shard: int) -> None:
-        quietly(importlib.import_module, "models.stations")
-        from models.features import FeatureExtractor
-        from models.golden import Golden
-        from models.stations import TableShard
+        quietly(importlib.import_module, "models.updates.stations")
+        from models.updates.stations import shard_series
         from services.embedding.service import EmbeddingService
 
         super().__init__(place, place.config.embedding.replicas.threads)
-        config, weights = place.config.embedding_service(shard), place.weights()
-
-        def build() -> TableShard:
-            tables = TableShard(weights, config.shard, config.num_shards, config.backend, config.map_dir)
-            Golden.from_weights(weights).check_shard(tables, FeatureExtractor.from_weights(weights))
-            return tables
-
-        tables = quietly(build)
-        self.service = EmbeddingService(
-            config, OneVersion(place.version, tables), self.clock, self.replica, self.logger
+        config, live = place.config.embedding_service(shard), place.config.updates.live
+        versions = self.follow(
+            lambda base: shard_series(
+                place.weights(base),
+                place.deltas(base),
+                config.shard,
+                config.num_shards,
+                config.backend,
+                live,
+                config.map_dir,
+            )
         )
+        self.service = EmbeddingService(config, versions, self.clock, self.replica, self.logger)
 
     async def lookup(self, features: FeatureBatch, remaining_ms: float) -> EmbeddingRows:
         """See ``EmbeddingService.lookup``."""
@@ -199,24 +240,19 @@ class Sequence(Station):
     """``sequence``."""
 
     def __init__(self, place: Place) -> None:
-        quietly(importlib.import_module, "models.stations")
-        from models.golden import Golden
-        from models.stations import RequestEncoder
+        quietly(importlib.import_module, "models.updates.stations")
+        from models.updates.stations import encoder_series
         from services.sequence.service import SequenceService
         from shared.userlog import RedisUserLog, connect
 
         super().__init__(place, place.config.sequence.replicas.threads)
-        config, weights = place.config.sequence.service, place.weights()
-
-        def build() -> RequestEncoder:
-            encoder = RequestEncoder.from_weights(weights, place.execution())
-            Golden.from_weights(weights).check_encoder(encoder)
-            return encoder
-
-        encoder = quietly(build)
+        live = place.config.updates.live
+        versions = self.follow(
+            lambda base: encoder_series(place.weights(base), place.deltas(base), place.execution(base), live)
+        )
         log = RedisUserLog(connect(place.store), place.config.user_log())
         self.service = SequenceService(
-            config, OneVersion(place.version, encoder), log, self.clock, self.replica, self.logger
+            place.config.sequence.service, versions, log, self.clock, self.replica, self.logger
         )
 
     async def encode(self, task: EncodeTask) -> UserState:
@@ -239,18 +275,22 @@ class Speculative(Station):
     """``speculative``."""
 
     def __init__(self, place: Place) -> None:
+        from services.speculative.series import StoreSeries
         from services.speculative.service import SpeculativeService
         from services.speculative.store import EmbeddingStore
         from shared.userlog import connect
 
         super().__init__(place, None)
-        config = place.config.speculative_service(int(place.weights().json("model")["speculative_width"]))
         # The one client class has more than this store uses; Redis Cluster's has the same methods.
         client: Any = connect(place.store)
-        store = EmbeddingStore(client, config, place.version, self.clock)
-        self.service = SpeculativeService(
-            config, OneVersion(place.version, store), self.clock, self.replica, self.logger
-        )
+
+        def open_series(base: str) -> StoreSeries:
+            config = place.config.speculative_service(int(place.weights(base).json("model")["speculative_width"]))
+            return StoreSeries(base, lambda stamp: EmbeddingStore(client, config, stamp, self.clock))
+
+        versions = self.follow(open_series)
+        config = place.config.speculative.service
+        self.service = SpeculativeService(config, versions, self.clock, self.replica, self.logger)
 
     async def lookup(self, task: SpeculativeTask, features: FeatureBatch) -> SpeculativeEmbeddings:
         """See ``SpeculativeService.lookup``."""
@@ -267,16 +307,14 @@ class Foundation(Station):
     """``foundation``."""
 
     def __init__(self, place: Place) -> None:
-        quietly(importlib.import_module, "models.stations")
+        quietly(importlib.import_module, "models.updates.stations")
         from services.speculative.foundation import FoundationService
 
         part = place.config.foundation
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
-        ranker = quietly(checked_ranker, place, None, self.logger)
-        self.service = FoundationService(
-            part.service, OneVersion(place.version, ranker), self.clock, self.replica, self.logger
-        )
+        versions = self.follow(lambda base: open_ranker(place, base, None, self.logger))
+        self.service = FoundationService(part.service, versions, self.clock, self.replica, self.logger)
 
     async def precompute(
         self,
@@ -295,15 +333,16 @@ class Ranking(Station):
     """``ranking:<tier>``."""
 
     def __init__(self, place: Place, tier: str) -> None:
-        quietly(importlib.import_module, "models.stations")
+        quietly(importlib.import_module, "models.updates.stations")
         from services.ranking.service import RankingService
 
         super().__init__(place, place.config.ranking[tier].replicas.threads)
-        config, weights = place.config.ranking_service(tier), place.weights()
-        if tier not in (tiers := weights.json("model")["tiers"]):
+        config = place.config.ranking_service(tier)
+        if tier not in (tiers := place.weights().json("model")["tiers"]):
             raise ConfigError(f"ranking must be among {sorted(tiers)}, has {tier!r}", field="ranking", value=tier)
-        ranker = quietly(checked_ranker, place, Path(config.plans or place.plans), self.logger)
-        self.service = RankingService(config, OneVersion(place.version, ranker), self.clock, self.replica, self.logger)
+        plans = Path(config.plans or place.plans)
+        versions = self.follow(lambda base: open_ranker(place, base, plans, self.logger))
+        self.service = RankingService(config, versions, self.clock, self.replica, self.logger)
 
     async def rank(
         self,
@@ -330,18 +369,38 @@ class Ingress(Station):
         from cluster.connect import connect_stations
         from cluster.status import MeshDirectory, ServeInformant
         from services.ingress.model_info import ModelInfo
+        from services.ingress.routing import router_for
         from services.ingress.service import IngressService
+        from services.ingress.serving import FrontModel
 
         super().__init__(place, None)
+        config, order = place.config.ingress_service(), place.order()
+
+        def open_model(base: str) -> FrontModel:
+            weights = place.weights(base)
+            return FrontModel(ModelInfo.from_weights(weights), router_for(config, weights, self.clock))
+
+        first = open_model(parse_stamp(order.version)[0])
         self.service = IngressService(
-            place.config.ingress_service(),
+            config,
             connect_stations(place.config, handles),
-            ModelInfo.from_weights(place.weights()),
+            first.info,
             MeshDirectory(place.config, ServeInformant(handles), place.store, self.clock),
             self.clock,
             self.replica,
-            logger=self.logger,
+            first.router,
+            self.logger,
+            open_model,
         )
+        self.service.serving.start(order)
+
+    async def hold(self, stamps: list[str], wait_s: float) -> dict[str, Any]:
+        """Get to know the versions that are to be served; see ``Serving.hold``."""
+        return {"replica": self.replica, **(await self.service.serving.hold(stamps))}
+
+    async def serve(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Rank with these weights from now on; see ``Serving.take``."""
+        return {"replica": self.replica, **(await self.service.serving.take(ServingOrder.model_validate(order)))}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""
@@ -350,11 +409,12 @@ class Ingress(Station):
         return create_app(self.service)
 
 
-def checked_ranker(place: Place, plans: Path | None, logger: JsonLogger) -> CandidateRanker:
+def open_ranker(place: Place, base: str, plans: Path | None, logger: JsonLogger) -> LiveSeries[CandidateRanker]:
     """Return the candidate path of a weights version, once it has answered the golden request as it must.
 
     Args:
         place: The mesh: weights, and how the network is executed.
+        base: The version.
         plans: Folder of precision plans; one for this version and machine is obeyed when the backend is ``auto`` and
             the precision is not fixed to float32.
         logger: Told which plans were ignored, and why.
@@ -364,20 +424,14 @@ def checked_ranker(place: Place, plans: Path | None, logger: JsonLogger) -> Cand
         WeightsError: the weights do not load, or an answer differs.
     """
     from models.config import RankerConfig
-    from models.features import FeatureExtractor
-    from models.golden import Golden
     from models.quantize.plan import find_plan
-    from models.stations import CandidateRanker
+    from models.updates.stations import ranker_series
 
-    weights, plan = place.weights(), None
+    weights, plan = place.weights(base), None
     wanted = place.config.execution
     if plans is not None and wanted.backend == "auto" and wanted.precision != "float32":
-        plan = find_plan(plans, place.version, RankerConfig.model_validate(weights.json("model")), logger)
-    golden, extractor = Golden.from_weights(weights), FeatureExtractor.from_weights(weights)
-    ranker = CandidateRanker.from_weights(weights, place.execution(), plan)
-    golden.check_extractor(extractor)  # for preprocess too, whose process has no torch to check with
-    golden.check_ranker(ranker, extractor)
-    return ranker
+        plan = find_plan(plans, base, RankerConfig.model_validate(weights.json("model")), logger)
+    return ranker_series(weights, place.deltas(base), place.execution(base), plan, place.config.updates.live)
 
 
 def replica_name() -> str:

@@ -158,6 +158,9 @@ def _replica(deployment: str, replica: Mapping[str, Any], replies: Replies) -> R
         state=_STATES[replica["state"]],
         pid=replica.get("pid"),
         version=said.get("version"),
+        held=said.get("held", []),
+        refused=said.get("refused", {}),
+        loading=said.get("loading", []),
         counters=said.get("counters", {}),
         execution=said.get("execution"),
     )

@@ -76,6 +76,7 @@ def shard_series(
         num_shards: S.
         backend: How rows are looked up.
         config: Limits of the updates.
+        map_dir: Folder for rows that do not fit into memory; None: they do.
         map_dir: See ``LiveTableShard``.
 
     Raises:

@@ -15,6 +15,7 @@ from services.ingress.config import PrecomputeConfig
 from services.ingress.flow import Flow
 from services.ingress.job import Stations
 from services.ingress.leg import Leg, all_ended
+from services.ingress.serving import Serving
 from shared.clock import Clock
 from shared.schema.ranking import RankedList
 from shared.schema.speculative import HitLevel
@@ -27,12 +28,14 @@ class Precompute:
         stations: Whom to call; without a foundation station nothing is ever started.
         config: Bounds.
         clock: Time.
+        serving: Told which version is in use, and until when.
     """
 
-    def __init__(self, stations: Stations, config: PrecomputeConfig, clock: Clock) -> None:
+    def __init__(self, stations: Stations, config: PrecomputeConfig, clock: Clock, serving: Serving) -> None:
         self._stations = stations
         self._config = config
         self._clock = clock
+        self._serving = serving
         self._running: set[asyncio.Task[None]] = set()
         self.num_started = 0
         self.num_stored = 0
@@ -62,9 +65,12 @@ class Precompute:
             self.num_dropped += 1
             return False
         self.num_started += 1
+        version = flow.job.version
+        self._serving.begin(version)
         task = asyncio.get_running_loop().create_task(self._run(flow, positions), name="precompute")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: self._serving.end(version))
         return True
 
     async def drain(self) -> None:

@@ -19,7 +19,10 @@ class ReplicaStatus(_Body):
     id: str
     state: ReplicaState
     pid: int | None = None
-    version: str | None = Field(None, description="weights version that it holds; null for stations without weights")
+    version: str | None = Field(None, description="weights that it took up last, a version or version+delta")
+    held: list[str] = Field(default_factory=list, description="weights that it answers for")
+    refused: dict[str, str] = Field(default_factory=dict, description="weights that it does not take up, and why")
+    loading: list[str] = Field(default_factory=list, description="versions that it reads now")
     counters: dict[str, int] = Field(default_factory=dict, description="what it counted since it started")
     execution: str | None = Field(None, description="kernels and dtype, and why; null for stations without a network")
 
@@ -41,6 +44,31 @@ class StoreStatus(_Body):
     pid: int | None = None
 
 
+RolloutPhase: TypeAlias = Literal["none", "loading", "canary", "served", "refused", "rolled_back"]
+
+
+class RolloutBody(_Body):
+    """The last roll-out of a weights version over the mesh."""
+
+    id: str = Field("", description="of the request for it; empty before the first")
+    phase: RolloutPhase = Field("none", description="how far it is, or how it ended")
+    version: str = Field("", description="version that is, or was to be, rolled out")
+    previous: str | None = Field(None, description="version that a roll-back returns to")
+    share: float = Field(0.0, description="share of the users that get it while it is a canary")
+    reason: str = Field("", description="why it was refused or taken back, or what it waits for")
+    since_s: float = Field(0.0, description="when it came into this phase, seconds since the epoch")
+    figures: dict[str, float] = Field(default_factory=dict, description="what was measured of the canary")
+
+
+class UpdatesBody(_Body):
+    """How the deltas of the served version are followed."""
+
+    newest: int = Field(0, description="number of the newest delta in the log")
+    served: int = Field(0, description="number of the last delta that answers are made with")
+    reason: str = Field("", description="why a newer one is not served; empty when nothing is wrong")
+    needs_version: bool = Field(False, description="deltas are missing or of another series: only a version helps")
+
+
 class StatusBody(_Body):
     """The whole mesh, from one ingress replica."""
 
@@ -51,6 +79,8 @@ class StatusBody(_Body):
     counters: dict[str, int] = Field(description="what that replica counted since it started")
     store: StoreStatus
     deployments: list[DeploymentStatus]
+    rollout: RolloutBody = RolloutBody()
+    updates: UpdatesBody = UpdatesBody()
 
 
 class ModelBody(_Body):

@@ -99,9 +99,9 @@ def _add_views(app: FastAPI, service: IngressService) -> None:
         return _json((await service.mesh_status()).model_dump_json())
 
     async def samples() -> Response:
-        if service.model.samples is None:
-            return _error(404, "not_found", f"weights {service.model.version} bring no samples")
-        return _json(service.model.samples)
+        if service.serving.info.samples is None:
+            return _error(404, "not_found", f"weights {service.serving.order.version} bring no samples")
+        return _json(service.serving.info.samples)
 
     async def healthz() -> Response:
         return _json(HealthBody().model_dump_json())

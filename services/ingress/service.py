@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from services.ingress.admission import Gate, RankGate
@@ -15,13 +16,15 @@ from services.ingress.hedge import Hedger
 from services.ingress.job import DEADLINE, RankJob, Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.model_info import ModelInfo
+from services.ingress.outcome import served, unserved
 from services.ingress.question import RankQuestion
 from services.ingress.render import candidate_rows, waterfall
 from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
+from services.ingress.serving import FrontModel, Serving
 from services.ingress.stats import IngressStats
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import ConfigError, RankMeshError, StageUnavailableError
+from shared.errors import ConfigError, DeadlineExceededError, RankMeshError, StageUnavailableError, WeightsError
 from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
 from shared.schema.api import EventsRequest, RankRequest
@@ -37,12 +40,13 @@ class IngressService:
     Args:
         config: Configuration.
         stations: Handles of the other stations.
-        model: The weights version that requests are ranked with.
+        model: The weights version that requests are ranked with first.
         directory: Who is in the mesh.
         clock: Time.
         replica: Name of this replica, unique in the mesh's life.
         router: Chooses the tier; default by budget and load.
         logger: One line a request, and one for each that failed.
+        open_model: Reads another version that is rolled out; None: there is none.
 
     Raises:
         ConfigError: a tier or shard of the configuration has no station.
@@ -58,6 +62,7 @@ class IngressService:
         replica: str,
         router: TierRouter | None = None,
         logger: JsonLogger | None = None,
+        open_model: Callable[[str], FrontModel] | None = None,
     ) -> None:
         tiers = [tier.name for tier in config.tiers]
         if set(tiers) != set(stations.ranking):
@@ -65,20 +70,19 @@ class IngressService:
                 f"tiers are {tiers}, ranking stations {sorted(stations.ranking)}", field="tiers", value=str(tiers)
             )
         self.config = config
-        self.model = model
         self.replica = replica
         self.clock = clock
         self._stations = stations
         self._directory = directory
-        self._router = router or BudgetRouter(config.tiers, config.light_above_in_flight)
+        first = FrontModel(model, router or BudgetRouter(config.tiers, config.light_above_in_flight))
+        self.serving = Serving(model.version, first, open_model or _nothing_else, tiers)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
         self._hedger = Hedger(config.hedge, [f"embedding:{shard}" for shard in range(len(stations.embedding))])
         self._stats = IngressStats(tiers, clock)
         self.rank_gate = RankGate(config.in_flight_max, config.retry_after_s, config.admission, self._stats, clock)
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
-        self.precompute = Precompute(stations, config.precompute, clock)
-        self._sizes = model.sizes
+        self.precompute = Precompute(stations, config.precompute, clock, self.serving)
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of a request in its document form; see ``answer``."""
@@ -105,26 +109,34 @@ class IngressService:
         with self.rank_gate.admit(question.ask(limits)) as place, self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
+            router = self.serving.model(job.version).router
+            self.serving.begin(job.version)
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
             try:
                 ranked = await flow.run()
+                self.precompute.offer(flow, ranked)
             except RankMeshError as error:
                 self._logger.warning("rank_failed", request_id=job.request_id, code=error.code, error=error)
+                router.observe(unserved(job, missed=isinstance(error, DeadlineExceededError)))
+                self.serving.count(job.version, "failed")
                 raise
             finally:
+                self.serving.end(job.version)
                 self._stats.retried(flow.retried)
                 self._stats.hedged(flow.inputs.hedged)
                 flow.close()
+            router.observe(served(flow, ranked))
             body = self._body(question, flow, ranked, received_s)
             place.is_served, place.is_late = True, DEADLINE in flow.marks.reasons
+        self.serving.count(job.version, "degraded" if body["degraded"] else "whole")
         self._stats.answered(body)
-        self.precompute.offer(flow, ranked)
         self._logger.info(
             "ranked",
             request_id=job.request_id,
             client_request_id=question.fields.request_id,
             num_candidates=body["num_candidates"],
             tier=body["tier"],
+            explores=job.choice.explores,
             degraded=body["degraded"],
             total_ms=body["total_ms"],
         )
@@ -178,14 +190,19 @@ class IngressService:
 
     async def models(self) -> ModelsBody:
         """Return the models that this mesh ranks with, and how its stations execute them."""
-        body = self.model.body([tier.name for tier in self.config.tiers])
+        tiers = [tier.name for tier in self.config.tiers]
         said = {
             each.name: replica.execution
             for each in await self._directory.deployments()
             for replica in reversed(each.replicas)
             if replica.execution is not None
         }
-        return ModelsBody(models=[body.model_copy(update={"execution": said})])
+        bodies = [info.body(tiers) for info in self.serving.infos()]
+        return ModelsBody(
+            models=[
+                body.model_copy(update={"execution": said, "current": index == 0}) for index, body in enumerate(bodies)
+            ]
+        )
 
     async def ready(self) -> ReadyBody:
         """Say that rank requests are answered.
@@ -195,15 +212,17 @@ class IngressService:
         """
         if missing := self._missing(await self._directory.deployments()):
             raise StageUnavailableError(f"no live replica of {', '.join(missing)}", stage=missing[0])
-        return ReadyBody(version=self.model.version)
+        return ReadyBody(version=self.serving.order.version)
 
     async def mesh_status(self) -> StatusBody:
         """Return every deployment, replica and weights version of the mesh."""
-        deployments = await self._directory.deployments()
+        deployments, order = await self._directory.deployments(), self.serving.order
         return StatusBody(
             name=self.config.mesh,
             ready=not self._missing(deployments),
-            version=self.model.version,
+            version=order.version,
+            rollout=order.rollout,
+            updates=order.updates,
             replica=self.replica,
             counters=self.counters(),
             store=await self._directory.store(),
@@ -231,7 +250,7 @@ class IngressService:
         return {
             "station": "ingress",
             "replica": self.replica,
-            "version": self.model.version,
+            **self.serving.status(),
             "counters": self.counters(),
         }
 
@@ -245,23 +264,35 @@ class IngressService:
 
     def _job(self, question: RankQuestion, received_s: float) -> RankJob:
         limits, request, num_candidates = self.config.limits, question.fields, len(question.ids)
-        check_rank(question, limits, self.model.config)
+        user = canonical_id(request.user_id)
+        version = self.serving.choose(user)
+        model = self.serving.model(version)
+        check_rank(question, limits, model.info.config)
         budget_ms = question.budget_ms(limits)
         deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
-        query = RouteQuery(request.tier, deadline.remaining_ms(), num_candidates, self.rank_gate.in_flight)
+        as_of_s = int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s
+        query = RouteQuery(
+            asked=request.tier,
+            remaining_ms=deadline.remaining_ms(),
+            num_candidates=num_candidates,
+            in_flight=self.rank_gate.in_flight,
+            surface=request.surface,
+            user=user,
+            as_of_s=as_of_s,
+        )
         return RankJob(
             request_id=f"{self.replica}/{next(self._ids)}",
-            version=self.model.version,
-            user=canonical_id(request.user_id),
+            version=version,
+            user=user,
             surface=request.surface,
             block=question.block,
             num_candidates=num_candidates,
             limit=min(request.limit or limits.limit_default, num_candidates),
-            as_of_s=int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s,
+            as_of_s=as_of_s,
             deadline=deadline,
-            choice=self._router.choose(query),
+            choice=model.router.choose(query),
             speculative=request.speculative,
-            sizes=self._sizes,
+            sizes=model.info.sizes,
         )
 
     def _body(self, question: RankQuestion, flow: Flow, ranked: RankedList, received_s: float) -> dict[str, Any]:
@@ -272,7 +303,7 @@ class IngressService:
             reasons.setdefault("sequence", "the user state did not arrive")
         for shard in ranked.missing_shards:
             reasons.setdefault(f"embedding:{shard}", "its rows did not arrive")
-        candidates = candidate_rows(question.ids, ranked, self.model.objectives)
+        candidates = candidate_rows(question.ids, ranked, self.serving.info.objectives)
         ended_s = self.clock.monotonic_s()
         return {
             "request_id": question.fields.request_id or flow.job.request_id,
@@ -295,3 +326,7 @@ class IngressService:
         missing = [name for name in NEEDED if name not in live]
         tiers = [f"ranking:{tier.name}" for tier in self.config.tiers]
         return missing if live.intersection(tiers) else [*missing, *tiers]
+
+
+def _nothing_else(version: str) -> FrontModel:
+    raise WeightsError(f"this ingress has one version, is asked for {version}", version=version, file="")

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shared.errors import RankMeshError, VersionMismatchError
 from shared.schema.stamp import check_version
-from shared.weights.deltas import parse_stamp
+from shared.weights.deltas import parse_stamp, version_stamp
 
 PartT = TypeVar("PartT")
 PartT_co = TypeVar("PartT_co", covariant=True)
@@ -144,6 +144,7 @@ class HeldVersions(Generic[PartT]):
         self._series: dict[str, Series[PartT]] = {}
         self._refused: dict[str, str] = {}
         self._bringing: dict[str, asyncio.Task[None]] = {}
+        self._opening: set[str] = set()
 
     def start(self, stamps: Sequence[str]) -> None:
         """Take up versions before the replica serves; blocks.
@@ -203,8 +204,7 @@ class HeldVersions(Generic[PartT]):
     def report(self) -> HeldReport:
         """Return what is held."""
         held = tuple(stamp for series in self._series.values() for stamp in series.stamps())
-        loading = tuple(base for base in self._bringing if base not in self._series)
-        return HeldReport(held, dict(self._refused), loading)
+        return HeldReport(held, dict(self._refused), tuple(self._opening))
 
     def _find(self, version: str) -> PartT | None:
         series = self._series.get(version.partition("+")[0])
@@ -239,14 +239,10 @@ class HeldVersions(Generic[PartT]):
         stamp = base
         try:
             if base not in self._series:
-                if len(self._series) >= BASES_MAX:
-                    raise VersionMismatchError(
-                        f"{len(self._series)} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base
-                    )
-                self._series[base] = await loop.run_in_executor(self._thread, self._open, base)
+                self._series[base] = await self._opened(base)
             series = self._series[base]
             for sequence in sequences:
-                stamp = f"{base}+{sequence}" if sequence else base
+                stamp = version_stamp(base, sequence)
                 if stamp not in series.stamps():
                     await loop.run_in_executor(self._thread, series.advance, sequence)
                 self._refused.pop(stamp, None)
@@ -254,6 +250,15 @@ class HeldVersions(Generic[PartT]):
             self._refuse(stamp, error.message)
         except Exception as error:  # noqa: BLE001 - whatever a foreign version breaks in, this replica goes on serving
             self._refuse(stamp, f"{type(error).__name__}: {error}")
+
+    async def _opened(self, base: str) -> Series[PartT]:
+        if (number := len(self._series) + len(self._opening)) >= BASES_MAX:
+            raise VersionMismatchError(f"{number} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base)
+        self._opening.add(base)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._open, base)
+        finally:
+            self._opening.discard(base)
 
     def _refuse(self, stamp: str, reason: str) -> None:
         kept = list(self._refused.items())[-(REFUSALS_MAX - 1) :]

@@ -354,7 +354,7 @@ async def test_calls_that_started_are_cancelled_when_another_cannot_even_be_made
 
     mesh.services["sequence"].always("encode", HANG)
     stations = dataclasses.replace(mesh.stations, speculative=Broken())
-    ingress = IngressService(mesh.config, stations, mesh.ingress.model, mesh.directory, mesh.clock, "ingress-1")
+    ingress = IngressService(mesh.config, stations, mesh.ingress.serving.info, mesh.directory, mesh.clock, "ingress-1")
 
     with pytest.raises(StageUnavailableError, match="no handle"):
         await ingress.rank(request())

@@ -67,7 +67,7 @@ def test_tiers_without_a_station_are_a_configuration_error() -> None:
     mesh = FakeMesh()
     config = IngressConfig(tiers=(TierConfig(name="huge", cost_ms=1, rank_ms=1, timeout_ms=1),))
     with pytest.raises(ConfigError, match="huge"):
-        IngressService(config, mesh.stations, mesh.ingress.model, mesh.directory, mesh.clock, "ingress-0")
+        IngressService(config, mesh.stations, mesh.ingress.serving.info, mesh.directory, mesh.clock, "ingress-0")
 
 
 async def test_a_request_leaves_one_line_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:

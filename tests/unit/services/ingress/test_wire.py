@@ -15,6 +15,7 @@ from models.config import FeatureConfig, RankerConfig, TableConfig
 from services.ingress.config import IngressConfig
 from services.ingress.http import create_app
 from services.ingress.model_info import ModelInfo
+from services.ingress.serving import FrontModel, Serving
 from services.preprocess.config import PreprocessConfig
 from shared.clock import SystemClock
 from shared.hashing import EntityId
@@ -44,7 +45,9 @@ ROWS: list[dict[str, Any]] = [{"tags": [1, "a"], "price": 2.5}, {}, {"tags": {"i
 @pytest.fixture
 def mesh() -> FakeMesh:
     mesh = FakeMesh(IngressConfig(limits=LIMITS), SystemClock())
-    mesh.ingress.model = ModelInfo(VERSION, MODEL, {}, None)
+    router = mesh.ingress.serving.model(VERSION).router
+    front = FrontModel(ModelInfo(VERSION, MODEL, {}, None), router)
+    mesh.ingress.serving = Serving(VERSION, front, lambda version: front, ["full", "light"])
     return mesh
 
 
