@@ -125,6 +125,11 @@ BENCHMARKS: dict[str, Entry] = {
         "activations over 16 layers with and without bias, fresh and trained on a twentieth of the data; 4 minutes",
         ("trained_growth_16_candidate_no_bias", "trained_growth_16_candidate_bias"),
     ),
+    "frontier": Entry(
+        "benchmarks.models.frontier:run",
+        "quality against cost of routed tiers beside each tier alone, three seeds; 15 minutes, later runs seconds",
+        ("flops_saved_at_equal_ne", "ne_gain_at_equal_flops", "calibration_error_max"),
+    ),
     "tables": Entry(
         "benchmarks.embedding.tables:run",
         "AUC of MovieLens-1M by table scheme and bytes: separate, allocated, multiplexed; and by row type; 8 minutes",
