@@ -17,13 +17,14 @@ class TcpProxy:
         reply_delay_s: Called for each chunk of an answer: how long it is held back.
 
     Attributes:
+        target_port: Where it forwards to; connections that are open keep their target.
         port: Where it listens.
         up: False: open connections are cut and new ones dropped at once.
         num_connections: Connections made so far.
     """
 
     def __init__(self, target_port: int, reply_delay_s: Callable[[], float] = lambda: 0.0) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self.reply_delay_s = reply_delay_s
         self.port = 0
         self.up = True
@@ -67,7 +68,7 @@ class TcpProxy:
             if not self.up:
                 return
             self.num_connections += 1
-            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
             writers.append(target_writer)
             there = asyncio.create_task(self._pump(reader, target_writer, lambda: 0.0))
             back = asyncio.create_task(self._pump(target_reader, writer, lambda: self.reply_delay_s()))
