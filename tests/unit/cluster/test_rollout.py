@@ -1,0 +1,274 @@
+"""Roll-outs over a made-up mesh: what is served, what is held, what is refused, and why; no clock, no Ray."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.canary import CanaryConfig
+from cluster.rollout import RolloutRequest, Rollouts, UpdatesConfig
+from services.ingress.serving import ServingOrder
+from shared.clock import ManualClock
+from shared.log import JsonLogger
+from shared.weights import WeightStore
+from shared.weights.delta_log import DeltaLog
+from shared.weights.deltas import Delta, parse_stamp
+
+STATIONS = ("ingress", "preprocess", "embedding:0")
+
+
+class FakeMesh:
+    """One replica a station; holds what it is told unless a test says otherwise.
+
+    Attributes:
+        refuses: (station, stamp) -> reason.
+        silent: Stations that do not answer.
+        slow: Versions that nobody has read yet.
+        in_flight: Stamps that requests of the ingress use.
+        reports: What the ingress adds to its report.
+        published: What a replica that starts would find.
+        is_deaf: The ingress does not take orders.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, set[str]] = {name: {"v"} for name in STATIONS}
+        self.refuses: dict[tuple[str, str], str] = {}
+        self.silent: set[str] = set()
+        self.slow: set[str] = set()
+        self.in_flight: list[str] = []
+        self.reports: dict[str, Any] = {}
+        self.served: list[ServingOrder] = []
+        self.published: ServingOrder | None = None
+        self.num_holds = 0
+        self.is_deaf = False
+
+    async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        self.num_holds += 1
+        assert self.published is not None
+        assert set(stamps) <= set(self.published.held), "a replica that starts now would not know of them"
+        replies: dict[str, list[dict[str, Any]]] = {}
+        for name in STATIONS:
+            if name in self.silent:
+                replies[name] = [{"error": "it did not answer in time"}]
+                continue
+            refused = {stamp: reason for (who, stamp), reason in self.refuses.items() if who == name}
+            here = {stamp for stamp in stamps if stamp not in refused and parse_stamp(stamp)[0] not in self.slow}
+            self.held[name] = here if here == set(stamps) else self.held[name] | here
+            replies[name] = [{"held": sorted(self.held[name]), "refused": refused, "loading": sorted(self.slow)}]
+        return replies
+
+    async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
+        for stamp in (order.version, order.canary):
+            if stamp is not None:
+                missing = [name for name in STATIONS if stamp not in self.held[name]]
+                assert missing == [], f"{stamp} is served and not held by {missing}"
+        self.served.append(order)
+        if self.is_deaf:
+            return [{"error": "it did not answer in time"}]
+        return [{"in_flight": list(self.in_flight), **self.reports}]
+
+    def publish(self, order: ServingOrder) -> None:
+        self.published = order
+
+
+class Rig:
+    """A store with versions v and w, their logs, and the loop over a made-up mesh."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = WeightStore(folder / "weights")
+        for version in ("v", "w"):
+            with self.store.writer(version) as writer:
+                writer.add_json("model", {})
+                writer.commit()
+        self.mesh, self.clock = FakeMesh(), ManualClock()
+        config = UpdatesConfig(load_timeout_s=100, canary=CanaryConfig(answers_min=10, labels_min=10))
+        logger = JsonLogger(stream=io.StringIO())
+        self.loop = Rollouts(self.store, "v", self.mesh, folder, config, self.clock, logger)
+
+    def append(self, base: str, num: int = 1) -> None:
+        log = DeltaLog(self.store, base)
+        for _ in range(num):
+            sequence, crc = log.last()
+            log.append(Delta(base, sequence + 1, crc, "now"))
+
+    def ask(self, action: Any = "rollout", version: str = "w", **fields: Any) -> None:
+        RolloutRequest(id="r1", action=action, version=version, **fields).write(self.folder)
+
+    async def rounds(self, num: int = 1) -> None:
+        for _ in range(num):
+            await self.loop.round()
+
+    @property
+    def rollout(self) -> Any:
+        return self.loop.order.rollout
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+async def test_nothing_new_costs_no_call(rig: Rig) -> None:
+    await rig.rounds(3)
+    assert (rig.mesh.num_holds, rig.mesh.served) == (0, [])
+
+
+async def test_deltas_are_served_once_all_hold_them(rig: Rig) -> None:
+    rig.append("v", 3)
+    rig.mesh.silent = {"embedding:0"}
+    await rig.rounds(2)
+    assert rig.loop.order.version == "v"
+    assert rig.loop.order.updates.reason == "embedding:0: it did not answer in time"
+    rig.mesh.silent = set()
+    rig.append("v", 2)
+    await rig.rounds()
+    assert rig.loop.order.version == "v+5", "what came meanwhile is taken together"
+    assert (rig.loop.order.updates.newest, rig.loop.order.updates.served, rig.loop.order.updates.reason) == (5, 5, "")
+    holds = rig.mesh.num_holds
+    await rig.rounds(3)
+    assert rig.mesh.num_holds == holds
+
+
+async def test_states_in_use_are_held(rig: Rig) -> None:
+    rig.append("v")
+    rig.mesh.in_flight = ["v"]
+    await rig.rounds()
+    for expected in ({"v", "v+1", "v+2"}, {"v", "v+1", "v+2", "v+3"}):
+        rig.append("v")
+        await rig.rounds()
+        assert rig.mesh.held["preprocess"] == expected
+    rig.mesh.in_flight = []
+    rig.append("v", 2)
+    await rig.rounds()
+    rig.append("v")
+    await rig.rounds()
+    assert rig.mesh.held["preprocess"] == {"v+3", "v+5", "v+6"}
+
+
+async def test_an_ingress_that_was_not_told_keeps_its_states_held(rig: Rig) -> None:
+    rig.mesh.is_deaf = True
+    for _ in range(3):
+        rig.append("v")
+        await rig.rounds()
+    assert {"v", "v+1", "v+2", "v+3"} <= rig.mesh.held["preprocess"]
+    rig.mesh.is_deaf = False
+    rig.append("v")
+    await rig.rounds()
+    assert rig.mesh.served[-1].version == "v+4"
+    rig.append("v")
+    await rig.rounds()
+    assert rig.mesh.held["preprocess"] == {"v+3", "v+4", "v+5"}
+
+
+async def test_a_delta_that_is_refused_is_not_served(rig: Rig) -> None:
+    rig.append("v")
+    rig.mesh.refuses = {("embedding:0", "v+1"): "row must be in [0, 41)"}
+    await rig.rounds(2)
+    assert rig.loop.order.version == "v"
+    assert rig.loop.order.updates.reason == "embedding:0: row must be in [0, 41)"
+
+
+async def test_a_version_for_all_at_once_and_back(rig: Rig) -> None:
+    rig.append("v", 2)
+    await rig.rounds()
+    rig.ask()
+    rig.mesh.slow = {"w"}
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.loop.order.version) == ("loading", "v+2")
+    assert "is reading it" in rig.rollout.reason
+    rig.append("v")
+    rig.mesh.slow = set()
+    rig.append("w")
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.rollout.version, rig.rollout.previous) == ("served", "w", "v+3")
+    await rig.rounds()
+    assert rig.loop.order.version == "w+1", "its deltas are followed now"
+    assert "v+3" in rig.mesh.held["preprocess"]
+    rig.ask("rollback", "")
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.loop.order.version) == ("rolled_back", "v+3")
+    assert rig.mesh.served[-1].version == "v+3"
+
+
+@pytest.mark.parametrize("station", STATIONS)
+async def test_a_version_that_a_replica_refuses(rig: Rig, station: str) -> None:
+    rig.mesh.refuses = {(station, "w"): "rows/item.safetensors has 12 bytes"}
+    rig.ask(share=0.1)
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.rollout.reason) == ("refused", f"{station}: rows/item.safetensors has 12 bytes")
+    assert (rig.loop.order.version, rig.loop.order.canary) == ("v", None)
+    rig.append("v")
+    rig.mesh.refuses = {}
+    await rig.rounds()
+    assert rig.loop.order.version == "v+1"
+    assert rig.mesh.held[station] == {"v", "v+1"}, "the refused one is let go of"
+
+
+async def test_a_version_that_is_not_there_or_takes_too_long(rig: Rig) -> None:
+    rig.ask(version="no-such-version")
+    await rig.rounds()
+    assert rig.rollout.phase == "refused"
+    assert "no-such-version" in rig.rollout.reason
+    rig.ask()
+    rig.mesh.slow = {"w"}
+    await rig.rounds()
+    await rig.clock.advance(101)
+    await rig.rounds()
+    assert rig.rollout.phase == "refused"
+    assert "not every replica holds it after 100 s" in rig.rollout.reason
+
+
+async def canary(rig: Rig) -> None:
+    rig.ask(share=0.25, watch_s=60)
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.loop.order.canary, rig.loop.order.share) == ("canary", "w", 0.25)
+
+
+async def test_a_canary_is_given_to_all_after_its_time(rig: Rig) -> None:
+    await canary(rig)
+    rig.append("w")
+    rig.append("v")
+    await rig.rounds()
+    assert (rig.loop.order.version, rig.loop.order.canary) == ("v+1", "w+1"), "both follow their deltas"
+    rig.mesh.reports = {"outcomes": {"v": {"whole": 100}, "w": {"whole": 30}}}
+    await rig.clock.advance(61)
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.loop.order.version, rig.loop.order.canary) == ("served", "w+1", None)
+    await rig.rounds()
+    assert rig.mesh.served[-1].version == "w+1"
+
+
+async def test_a_canary_with_bad_answers_is_taken_back(rig: Rig) -> None:
+    await canary(rig)
+    rig.mesh.reports = {"outcomes": {"v": {"whole": 100}, "w": {"whole": 8, "degraded": 2}}}
+    await rig.rounds()
+    assert rig.rollout.phase == "rolled_back"
+    assert "20.0% of its answers are degraded or failed, 0.0% of the others" in rig.rollout.reason
+    assert rig.loop.order.canary is None
+    await rig.rounds()
+    assert (rig.mesh.served[-1].version, rig.mesh.served[-1].canary) == ("v", None)
+
+
+async def test_a_canary_can_be_taken_back_by_hand(rig: Rig) -> None:
+    await canary(rig)
+    rig.ask("rollback", "")
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.rollout.reason, rig.loop.order.canary) == ("rolled_back", "asked for", None)
+
+
+async def test_what_cannot_be_asked_for(rig: Rig) -> None:
+    rig.ask("rollback", "")
+    await rig.rounds()
+    assert (rig.rollout.phase, "no version to go back to" in rig.rollout.reason) == ("refused", True)
+    rig.ask(version="v")
+    await rig.rounds()
+    assert rig.rollout.reason == "it is the version that serves"
+    (rig.folder / "rollout.json").write_text("{")
+    await rig.rounds()
+    assert rig.loop.order.version == "v"
+    assert not (rig.folder / "rollout.json").exists()
