@@ -115,6 +115,16 @@ BENCHMARKS: dict[str, Entry] = {
         "the precision plan of the newest weights against all-bf16 and float32: time and NE; int8 of a large layer",
         ("time_ratio_plan_over_bf16", "ne_change_relative", "speedup_int8_native_over_bf16"),
     ),
+    "userlog": Entry(
+        "benchmarks.services.userlog:run",
+        "histories in the store: bytes an event, reads by length, and other users beside a hot one; a minute",
+        ("bytes_per_event", "read_ms_2048", "storage_ratio_replicated", "bytes_ratio_json", "hot_user_p99_ratio"),
+    ),
+    "length": Entry(
+        "benchmarks.models.length:run",
+        "NE of clicks by the events that the ranker may read of a user, 0 to 1,000, with a power-law fit; 8 minutes",
+        ("ne_0", "ne_10", "ne_30", "ne_100", "ne_300", "ne_1000", "power_law_exponent"),
+    ),
     "turbo": Entry(
         "benchmarks.models.turbo:run",
         "Wukong Turbo on and off: bias, simplification, delegation; three seeds on real data, about 12 minutes",
