@@ -7,7 +7,7 @@ weights and holds no other state. Arrays of other processes may be read-only; th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -153,6 +153,27 @@ class Ranking:
     full_pass_ms: float
 
 
+def _go_on() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where a ranking may be ended before its end.
+
+    Args:
+        micro_batch: Candidates that a full pass takes at a time, a multiple of ``ROWS_MULTIPLE``.
+        checkpoint: Called after the first pass and between micro-batches; what it raises ends the work.
+    """
+
+    micro_batch: int = 2**31
+    checkpoint: Callable[[], None] = _go_on
+
+
+WHOLE = Steps()
+"""Every pass in one piece, to the end."""
+
+
 class CandidateRanker:
     """The candidate path: state, shard rows and speculative embeddings -> ordered scores.
 
@@ -218,6 +239,7 @@ class CandidateRanker:
         speculative: SpeculativeEmbeddings | None,
         tier: str,
         limit: int,
+        steps: Steps | None = None,
     ) -> Ranking:
         """Rank the candidates of one request.
 
@@ -228,6 +250,7 @@ class CandidateRanker:
             speculative: Embeddings of the candidates; None: none.
             tier: Name of a tier of the model.
             limit: K, how many candidates the answer holds at most.
+            steps: Where the work may be ended; None: nowhere.
 
         Raises:
             InvalidRequestError: the model has no such tier, or rows do not fit the features.
@@ -253,12 +276,14 @@ class CandidateRanker:
         keys = features.candidate_keys
         order = _best(values, keys, max(limit, head_max))
         first_s = self._clock.monotonic_s()
+        steps = steps or WHOLE
+        steps.checkpoint()
         head = order[:head_max]
         full = np.zeros(features.num_candidates, np.bool_)
         levels = np.zeros(features.num_candidates, np.int8)
         if len(head):
             head_scores, head_values, head_levels = self._full(
-                tensors, candidates, head, speculative, self._config.depth(tier)
+                tensors, candidates, head, speculative, self._config.depth(tier), steps
             )
             scores[head], values[head], levels[head], full[head] = head_scores, head_values, head_levels, True
             ranked = head[_best(head_values, keys[head], len(head))]
@@ -303,6 +328,7 @@ class CandidateRanker:
         head: npt.NDArray[np.int64],
         speculative: SpeculativeEmbeddings | None,
         depth: int,
+        steps: Steps,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
         chosen = tensor_view(head)
         vectors = levels = None
@@ -313,9 +339,15 @@ class CandidateRanker:
             levels = _pad(tensor_view(head_levels.astype(np.int64)))
         with torch.inference_mode():
             pooled, counters = (_pad(part[chosen]) for part in candidates)
-            layout = CandidateLayout.single(len(pooled))
-            logits = self._network.full_pass(state, pooled, counters, vectors, levels, layout, depth)
-        scores, values = self._score(logits[: len(head)], depth)
+            parts = []
+            for begin in range(0, len(pooled), steps.micro_batch):
+                if begin:
+                    steps.checkpoint()
+                own = slice(begin, begin + steps.micro_batch)
+                extra = (None if part is None else part[own] for part in (vectors, levels))
+                layout = CandidateLayout.single(len(pooled[own]))
+                parts.append(self._network.full_pass(state, pooled[own], counters[own], *extra, layout, depth))
+        scores, values = self._score(torch.cat(parts)[: len(head)] if len(parts) > 1 else parts[0][: len(head)], depth)
         return scores, values, head_levels
 
     def _score(self, logits: Tensor, depth: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

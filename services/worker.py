@@ -10,20 +10,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from shared.deadline import Deadline
-from shared.errors import OverloadedError
+from shared.errors import OverloadedError, StageUnavailableError
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+
+
+class Checkpoint:
+    """Where work stops whose result nobody waits for: called between its steps, it raises then.
+
+    Args:
+        deadline: Of the request.
+        station: Deployment name, for messages.
+    """
+
+    __slots__ = ("_deadline", "_is_abandoned", "_station")
+
+    def __init__(self, deadline: Deadline, station: str) -> None:
+        self._deadline = deadline
+        self._station = station
+        self._is_abandoned = False
+
+    def abandon(self) -> None:
+        """Say that nobody waits any more; from any thread."""
+        self._is_abandoned = True
+
+    def __call__(self) -> None:
+        """Go on, or end the work.
+
+        Raises:
+            StageUnavailableError: the call was cancelled; nobody sees it.
+            DeadlineExceededError: the deadline has passed.
+        """
+        if self._is_abandoned:
+            raise StageUnavailableError(f"{self._station}: the call was cancelled", stage=self._station)
+        self._deadline.check(self._station)
 
 
 class Worker:
     """Runs pieces of work one at a time, in order of arrival.
 
     Work that is cancelled, or whose deadline passes, while it waits never starts. Work that has started runs to its
-    end; its result is dropped if nobody waits any more.
+    end, or to its next checkpoint (``run_in_steps``) once nobody waits any more; its result is dropped then.
 
     Args:
         station: Deployment name, for messages and the thread's name.
@@ -67,6 +98,22 @@ class Worker:
         future.add_done_callback(lambda done: _on_loop(loop, self._release, done))
         # Cancelling the wrapped future cancels this one, and the executor drops a cancelled future that waits.
         return await asyncio.wrap_future(future)
+
+    async def run_in_steps(
+        self, deadline: Deadline, work: Callable[Concatenate[Checkpoint, P], ResultT], *args: P.args, **kwargs: P.kwargs
+    ) -> ResultT:
+        """Run ``work`` on the thread; it is given a checkpoint, to be called between its steps.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before the work started, or between two steps.
+            OverloadedError: ``queue_max`` pieces are held already.
+        """
+        checkpoint = Checkpoint(deadline, self._station)
+        try:
+            return await self.run(deadline, work, checkpoint, *args, **kwargs)
+        except asyncio.CancelledError:
+            checkpoint.abandon()
+            raise
 
     def close(self) -> None:
         """Drop what waits and let the thread end."""

@@ -15,8 +15,11 @@ class RankingConfig(Config):
         queue_max: Requests that may wait or run in one replica; the mesh sends more to another replica.
         plans: Folder of the plans that ``rankmesh quantize`` wrote; the one for the weights version and device of a
             replica is obeyed, others are ignored and logged. None: in a mesh, the folder `plans` of its run-time files.
+        micro_batch: Candidates that a full pass takes at a time; between two of them a request that nobody waits for
+            ends. The scores are the same bits. Larger is faster where the network is small.
     """
 
     tier: str = Field("full", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     queue_max: int = Field(32, ge=1)
     plans: str | None = None
+    micro_batch: int = Field(512, ge=8, multiple_of=8)

@@ -12,11 +12,11 @@ from models.features import FeatureExtractor
 from models.golden import Golden
 from models.quantize.plan import find_plan
 from models.source import WeightSource
-from models.stations import SIGNALS_NAME, CandidateRanker
+from models.stations import SIGNALS_NAME, CandidateRanker, Steps
 from services.meter import Meter
 from services.ranking.config import RankingConfig
 from services.stamps import check_stamps
-from services.worker import Worker
+from services.worker import Checkpoint, Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, StageUnavailableError
@@ -52,6 +52,7 @@ class RankingService:
         self.station = f"ranking:{config.tier}"
         self.meter = Meter(self.station, replica, clock, logger, {"tier": (config.tier,)})
         self._tier = config.tier
+        self._micro_batch = config.micro_batch
         self._versions = versions
         self._worker = Worker(self.station, config.queue_max)
         self._clock = clock
@@ -97,7 +98,7 @@ class RankingService:
 
         Raises:
             VersionMismatchError: an input belongs to another request, or to another weights version.
-            DeadlineExceededError: the request expired while it waited.
+            DeadlineExceededError: the request expired while it waited, or between two passes.
             OverloadedError: too many requests wait here.
             StageUnavailableError: a score is not finite.
         """
@@ -106,12 +107,15 @@ class RankingService:
             ranker = await self._versions.get(task.version, self.station)
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
             check_stamps(upstream, task.request_id, task.version, self.station)
-            ranked = await self._worker.run(deadline, self._rank, ranker, task, features, state, spec, rows, upstream)
+            ranked = await self._worker.run_in_steps(
+                deadline, self._rank, ranker, task, features, state, spec, rows, upstream
+            )
             self._count(ranked, features.num_candidates)
             return ranked
 
     def _rank(
         self,
+        checkpoint: Checkpoint,
         ranker: CandidateRanker,
         task: RankTask,
         features: FeatureBatch,
@@ -122,7 +126,8 @@ class RankingService:
     ) -> RankedList:
         start_s = self._clock.monotonic_s()
         tensors = None if state is None else state.tensors
-        ranking = ranker.rank(features, tensors, rows, spec, self._tier, task.limit)
+        steps = Steps(self._micro_batch, checkpoint)
+        ranking = ranker.rank(features, tensors, rows, spec, self._tier, task.limit, steps)
         if not (np.isfinite(ranking.scores).all() and np.isfinite(ranking.values).all()):
             raise StageUnavailableError(f"{self.station} made scores that are not finite", stage=self.station)
         compute_ms = (self._clock.monotonic_s() - start_s) * 1e3

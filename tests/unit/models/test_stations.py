@@ -20,7 +20,7 @@ from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
 from models.random_weights import TINY, random_weights
 from models.source import MemorySource
-from models.stations import CandidateRanker, Ranking, RequestEncoder, TableShard, load_network
+from models.stations import CandidateRanker, Ranking, RequestEncoder, Steps, TableShard, load_network
 from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
 from shared.hashing import EntityId
 from shared.schema.embeddings import EmbeddingRows
@@ -267,3 +267,27 @@ def test_weights_of_another_size_are_refused(world: _World) -> None:
     wide = TINY.model_copy(update={"head_width": 9})
     with pytest.raises(WeightsError, match="do not fit their model"):
         load_network(MemorySource("v", world.source.groups), wide)
+
+
+@pytest.mark.parametrize("micro_batch", [8, 16, 2**31])
+def test_a_full_pass_in_micro_batches_gives_the_same_bits(world: _World, micro_batch: int) -> None:
+    features, state = world.features(range(1, 41)), world.encoder.encode(_history(5), 3, "web", _NOW_S)
+    rows, calls = world.rows(features), []
+    whole = world.ranker.rank(features, state, rows, None, "full", 40)
+    steps = Steps(micro_batch, lambda: calls.append(micro_batch))
+    found = world.ranker.rank(features, state, rows, None, "full", 40, steps)
+    np.testing.assert_array_equal(found.scores, whole.scores)
+    np.testing.assert_array_equal(found.order, whole.order)
+    assert len(calls) == (2 if micro_batch == 8 else 1), (
+        "after the first pass, and between batches of the 9 of the head"
+    )
+
+
+def test_ranking_ends_where_its_checkpoint_says_so(world: _World) -> None:
+    features = world.features(range(1, 41))
+
+    def stop() -> None:
+        raise StageUnavailableError("nobody waits", stage="ranking:full")
+
+    with pytest.raises(StageUnavailableError, match="nobody waits"):
+        world.ranker.rank(features, None, world.rows(features), None, "full", 40, Steps(8, stop))

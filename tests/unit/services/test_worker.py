@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.worker import Worker
+from services.worker import Checkpoint, Worker
 from shared.clock import ManualClock, SystemClock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, OverloadedError
@@ -112,3 +112,44 @@ async def test_an_error_of_the_work_is_the_callers(worker: Worker) -> None:
     with pytest.raises(ZeroDivisionError):
         await worker.run(GENEROUS, lambda: 1 / 0)
     await until(lambda: worker.num_held == 0)
+
+
+async def test_running_work_ends_at_its_next_checkpoint_once_its_caller_is_gone(worker: Worker) -> None:
+    first, reached = Blocker(), []
+
+    def work(checkpoint: Checkpoint) -> None:
+        first()
+        checkpoint()
+        reached.append("the second step")
+
+    task = asyncio.create_task(worker.run_in_steps(GENEROUS, work))
+    await until(first.started.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    first.let_go.set()
+    await until(lambda: worker.num_held == 0)
+    assert not reached
+
+
+async def test_running_work_ends_at_its_next_checkpoint_once_its_deadline_has_passed(worker: Worker) -> None:
+    clock, first = ManualClock(), Blocker()
+
+    def work(checkpoint: Checkpoint) -> None:
+        first()
+        checkpoint()
+
+    task = asyncio.create_task(worker.run_in_steps(Deadline.after_ms(10, clock), work))
+    await until(first.started.is_set)
+    await clock.advance(0.02)
+    first.let_go.set()
+    with pytest.raises(DeadlineExceededError):
+        await task
+
+
+async def test_work_that_is_waited_for_passes_its_checkpoints(worker: Worker) -> None:
+    def work(checkpoint: Checkpoint, value: int) -> int:
+        checkpoint()
+        return value + 1
+
+    assert await worker.run_in_steps(GENEROUS, work, 6) == 7
