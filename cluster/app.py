@@ -9,6 +9,7 @@ from ray.serve import Application
 
 from cluster.config import ReplicaConfig
 from cluster.names import deployment_name, station_configs
+from cluster.priority import start_command
 from cluster.stations import Embedding, Foundation, Ingress, Place, Preprocess, Ranking, Sequence, Speculative
 
 
@@ -28,20 +29,24 @@ def build(place: Place) -> Application:
     }
     if place.config.foundation is not None:
         parts["foundation"] = (Foundation, ())
-    handles = {name: _deployment(cls, name, replicas[name]).bind(place, *args) for name, (cls, args) in parts.items()}
-    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"])
+    environment = start_command() if place.starts_low else {}
+    handles = {
+        name: _deployment(cls, name, replicas[name], environment).bind(place, *args)
+        for name, (cls, args) in parts.items()
+    }
+    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"], environment)
     application: Application = front.bind(place, handles)
     return application
 
 
-def _deployment(cls: type[Any], station: str, config: ReplicaConfig) -> Any:
+def _deployment(cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str]) -> Any:
     return serve.deployment(
         cls,
         name=deployment_name(station),
         num_replicas=config.replicas,
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=config.max_queued_requests,
-        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
+        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus, "runtime_env": environment},
         health_check_period_s=config.health_check_period_s,
         health_check_timeout_s=config.health_check_timeout_s,
         graceful_shutdown_timeout_s=config.graceful_shutdown_timeout_s,

@@ -152,7 +152,7 @@ def ray_environment(config: MeshConfig, folders: MeshFolders, python_path: Path)
         # request: 37 instead of 52 ms of processor time. Long work is on the stations' own threads.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-        # Ray's default of 15 puts those that serve barely above a successor that loads (cluster.stations.quietly).
+        # Ray's default of 15 puts those that serve barely above a successor that loads (cluster.priority).
         "RAY_worker_niceness": "0",
         # The Python proxy reaches the ingress by value: 12 instead of 16 ms a request.
         "RAY_SERVE_PROXY_USE_GRPC": "1",

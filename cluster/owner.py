@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
 from cluster.loopback import get_status, is_listening, write_haproxy
+from cluster.priority import can_raise
 from cluster.processes import end_members, wait_until
 from cluster.state import Phase, first_state
 from shared.clock import SystemClock
@@ -156,7 +157,7 @@ class Owner:
             self._check_stop()
 
         plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
-        place = Place(self._config, version, weights_url, store, plans, search)
+        place = Place(self._config, version, weights_url, store, plans, search, can_raise())
         self._node.run(place, progress)
 
         def is_ready() -> bool:

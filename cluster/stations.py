@@ -8,19 +8,17 @@ built only when its part of the golden request gives the golden answers: Serve s
 from __future__ import annotations
 
 import importlib
-import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from cluster.control import published_order
+from cluster.priority import quiet_threads, quietly, serve_normally
 from services.ingress.serving import ServingOrder
 from shared.clock import SystemClock
 from shared.errors import ConfigError
@@ -48,14 +46,7 @@ if TYPE_CHECKING:
     from shared.schema.user import EncodeTask, UserState
 
 
-P = ParamSpec("P")
-ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT")
-
-START_NICENESS = 10
-"""What a start adds: about a tenth of the share of a replica that serves, so that a start under overload still ends."""
-
-NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +60,7 @@ class Place:
         store: How to reach the Redis-protocol store.
         plans: Folder of precision plans, which need not be there.
         search: Folder of what kernel searches found, which need not be there.
+        starts_low: Processes of replicas start at a low priority (``cluster.priority``).
     """
 
     config: MeshConfig
@@ -77,6 +69,7 @@ class Place:
     store: StoreConfig
     plans: str
     search: str
+    starts_low: bool = False
 
     def weights(self, version: str | None = None) -> WeightReader:
         """Open a weights version, None: the one that the mesh started with."""
@@ -108,28 +101,6 @@ class Place:
         return choose_execution(backend, precision)
 
 
-def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """Run work at a low priority, so that a successor's start takes no time from the replicas that serve.
-
-    Importing torch, loading weights and the golden request cost seconds of a core. Niceness is a property of a thread
-    on Linux and can only be raised without privileges, so the work has a thread of its own; what runs later in this
-    process is as fast as ever. It counts because replicas themselves run at normal priority (``RAY_worker_niceness``).
-    """
-    with quiet_threads(1) as thread:
-        return thread.submit(work, *args, **kwargs).result()
-
-
-def quiet_threads(number: int) -> ThreadPoolExecutor:
-    """Return threads at a low priority: see ``quietly``."""
-
-    def lower() -> None:
-        thread_id = threading.get_native_id()
-        niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + START_NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, NICENESS_MAX))
-
-    return ThreadPoolExecutor(number, thread_name_prefix="quietly", initializer=lower)
-
-
 class Station:
     """Base of the stations.
 
@@ -143,6 +114,7 @@ class Station:
 
     def __init__(self, place: Place, threads: int | None) -> None:
         self.place = place
+        self._is_low = place.starts_low
         self.clock = SystemClock()
         self.replica = replica_name()
         settings = load_settings()
@@ -172,7 +144,13 @@ class Station:
         return {"replica": self.replica, **(await self.versions.hold(stamps, wait_s)).body()}
 
     async def check_health(self) -> None:
-        """Answer Serve's health check."""
+        """Answer Serve's health check; the first one ends the start."""
+        if self._is_low:
+            self._is_low = False
+            try:
+                serve_normally()
+            except PermissionError as error:  # this node is not like the one that started the mesh
+                self.logger.warning("slow_replica", reason=f"it stays at the low priority of its start: {error}")
         await self.service.check_health()
 
     async def status(self) -> dict[str, Any]:
