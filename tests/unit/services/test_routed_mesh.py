@@ -95,12 +95,11 @@ async def test_a_state_that_was_replaced_says_nothing_of_the_user() -> None:
         ingress = IngressService(
             config, mesh.stations, mesh.ingress.serving.info, mesh.directory, mesh.clock, "ingress-1", router
         )
-        mesh.services["sequence"].fault = Fault(error=StageUnavailableError("the replica died"))
+        mesh.services["sequence"].always("encode", Fault(error=StageUnavailableError("the replica died")))
         body = await ingress.rank(RankRequest(user_id=2, candidates=[1, 2], timestamp_s=NOW_S, speculative=False))
         assert body["degraded"] == ["sequence"]
         assert isinstance(router, GainRouter)
         assert len(router.users) == 0
-        assert router.costs.of(2)[0] != pytest.approx(60 * (0.1 + 0.9 * 2 / 500)), (
-            "what it cost is learned all the same"
-        )
+        prior_ms = 60 * (0.1 + 0.9 * 2 / 500)
+        assert router.costs.of(2)[0] != pytest.approx(prior_ms), "what it cost is learned all the same"
         await ingress.aclose()
