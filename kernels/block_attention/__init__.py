@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal, TypeAlias
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from kernels.block_attention.cpu import block_attention_torch
 from kernels.block_attention.reference import block_attention_reference
+from kernels.block_attention.window import Activation, Window
 
-__all__ = ["Activation", "Backend", "block_attention"]
+__all__ = ["Activation", "Backend", "Window", "block_attention"]
 
-Activation: TypeAlias = Literal["softmax", "silu"]
 Backend: TypeAlias = Literal["reference", "torch", "native"]
 
 _BACKENDS = ("reference", "torch", "native")
@@ -46,11 +47,11 @@ def block_attention(
         k: The same.
         v: The same.
         offsets: int64 [B + 1]; a sequence may be empty.
-        block: Positions of a block, at least 1; the last one of a sequence may be shorter.
-        window_blocks: Blocks that a position sees, its own among them, at least 1.
-        causal: Within its own block a position sees those up to itself; else the whole block.
-        activation: ``softmax``, or ``silu``: the sum of silu(scale * q k) v, not normalised.
-        scale: Factor of the scores, positive; None: K ** -0.5.
+        block: See ``Window``, as the next three.
+        window_blocks: Blocks that a position sees.
+        causal: Whether it sees its own block only up to itself.
+        activation: ``softmax`` or ``silu``.
+        scale: Factor of the scores; None: K ** -0.5.
         backend: ``reference``: full attention and a mask, in fp32; ``torch``: a product a block; ``native``: fused C++,
             bf16 only.
 
@@ -75,53 +76,13 @@ def block_attention(
         raise ValueError(f"offsets must be torch.int64 [B + 1], is {offsets.dtype} {list(offsets.shape)}")
     if offsets[0] != 0 or offsets[-1] != len(q) or bool((offsets.diff() < 0).any()):
         raise ValueError(f"offsets must ascend from 0 to {len(q)}")
-    if block < 1 or window_blocks < 1:
-        raise ValueError(f"block and window_blocks must be at least 1, are {block} and {window_blocks}")
-    if activation not in ("softmax", "silu"):
-        raise ValueError(f"activation must be softmax or silu, is {activation!r}")
-    factor = q.shape[2] ** -0.5 if scale is None else scale
-    if not 0.0 < factor < float("inf"):
-        raise ValueError(f"scale must be positive and finite, is {factor}")
+    window = Window(block, window_blocks, causal, activation, q.shape[2] ** -0.5 if scale is None else scale)
     with torch.no_grad():
-        return _run(q, k, v, offsets, block, window_blocks, causal, activation, factor, backend)
-
-
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    block: int,
-    window_blocks: int,
-    causal: bool,
-    activation: Activation,
-    scale: float,
-    backend: Backend,
-) -> Tensor:
-    if backend == "native":
+        if backend == "reference":
+            return block_attention_reference(q, k, v, offsets, window)
+        if backend == "torch":
+            return block_attention_torch(q, k, v, offsets, window)
         # Imported here, so that the other backends do not depend on the binding.
         from kernels import native
 
-        return native.block_attention(
-            q.contiguous(),
-            k.contiguous(),
-            v.contiguous(),
-            offsets.contiguous(),
-            block=block,
-            window_blocks=window_blocks,
-            causal=causal,
-            activation=activation,
-            scale=scale,
-        )
-    run = block_attention_torch if backend == "torch" else block_attention_reference
-    return run(
-        q,
-        k,
-        v,
-        offsets,
-        block=block,
-        window_blocks=window_blocks,
-        causal=causal,
-        activation=activation,
-        scale=scale,
-    )
+        return native.block_attention(*(x.contiguous() for x in (q, k, v, offsets)), **asdict(window))

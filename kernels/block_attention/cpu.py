@@ -8,34 +8,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.block_attention.window import Window
 
-def block_attention_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    *,
-    block: int,
-    window_blocks: int,
-    causal: bool,
-    activation: str,
-    scale: float,
-) -> Tensor:
+
+def block_attention_torch(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, window: Window) -> Tensor:
     """Attend in the inputs' dtype; see ``block_attention``."""
     out = torch.empty_like(q)
     for begin, end in pairwise(offsets.tolist()):
         length = end - begin
         if length == 0:
             continue
-        own_block = min(block, length)
+        own_block = min(window.block, length)
         num_blocks = -(-length // own_block)
-        window = min(window_blocks, num_blocks)
-        queries = _blocks(q[begin:end] * scale, own_block, 0, 1)
-        keys = _blocks(k[begin:end], own_block, window - 1, window)
-        values = _blocks(v[begin:end], own_block, window - 1, window)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).view(num_blocks, -1, own_block, window * own_block)
-        seen = _visible(length, own_block, window, causal)[:, None]
-        if activation == "softmax":
+        seen_blocks = min(window.window_blocks, num_blocks)
+        queries = _blocks(q[begin:end] * window.scale, own_block, 0, 1)
+        keys = _blocks(k[begin:end], own_block, seen_blocks - 1, seen_blocks)
+        values = _blocks(v[begin:end], own_block, seen_blocks - 1, seen_blocks)
+        scores = torch.bmm(queries, keys.transpose(1, 2)).view(num_blocks, -1, own_block, seen_blocks * own_block)
+        seen = _visible(length, own_block, seen_blocks, window.causal)[:, None]
+        if window.activation == "softmax":
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         else:
             weights = functional.silu(scores).masked_fill(~seen, 0.0)

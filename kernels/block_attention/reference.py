@@ -8,26 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.block_attention.window import Window
 
-def block_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    *,
-    block: int,
-    window_blocks: int,
-    causal: bool,
-    activation: str,
-    scale: float,
-) -> Tensor:
+
+def block_attention_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, window: Window) -> Tensor:
     """Attend in fp32; see ``block_attention``."""
     out = torch.empty_like(q)
     for begin, end in pairwise(offsets.tolist()):
-        seen = visible(end - begin, block, window_blocks, causal)
+        seen = visible(end - begin, window)
         queries, keys, values = (x[begin:end].float() for x in (q, k, v))
-        scores = scale * torch.einsum("qhd,khd->hqk", queries, keys)
-        if activation == "softmax":
+        scores = window.scale * torch.einsum("qhd,khd->hqk", queries, keys)
+        if window.activation == "softmax":
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         else:
             weights = functional.silu(scores).masked_fill(~seen, 0.0)
@@ -35,9 +26,9 @@ def block_attention_reference(
     return out
 
 
-def visible(length: int, block: int, window_blocks: int, causal: bool) -> Tensor:
+def visible(length: int, window: Window) -> Tensor:
     """Return which positions see which: bool [length, length], queries down, keys across."""
     position = torch.arange(length)
-    age = position[:, None] // block - position[None] // block
-    seen = (age >= 0) & (age < window_blocks)
-    return seen & (position[:, None] >= position[None]) if causal else seen
+    age = position[:, None] // window.block - position[None] // window.block
+    seen = (age >= 0) & (age < window.window_blocks)
+    return seen & (position[:, None] >= position[None]) if window.causal else seen

@@ -59,10 +59,8 @@ class BroadcastGemm:
             require_triton(weight_NK)
         elif backend == "native":
             check_tensor("weight_NK", weight_NK, (None, None), (torch.bfloat16,))
-            self._native = native_library(weight_NK).BroadcastLinear(self.weight_NK)
-            # Half the bytes of a float32 copy, which is what few rows against it are bound by; sums are float32.
-            self._native_request = native_library(weight_NK).BroadcastLinear(self.request_weight_NR.contiguous())
-            self._nothing = torch.zeros(1, len(self.weight_NK))
+            # The request half too: half the bytes of a float32 copy, which few rows are bound by; sums are float32.
+            self._native = native_library(weight_NK).BroadcastLinear(self.weight_NK, self.request_weight_NR)
         # float32 once, at build: B rows against it are bound by reading it, and the part is not rounded in between.
         self._request_map = PackedLinear(self.request_weight_NR.float()) if backend == "torch" else None
 
@@ -82,8 +80,7 @@ class BroadcastGemm:
         if self._request_map is not None:
             return self._request_map(x_BR.float())
         if self.backend == "native":
-            index = torch.zeros(len(x_BR), dtype=torch.int32)
-            part: Tensor = self._native_request(x_BR, self._nothing, index, False, out_dtype=torch.float32)
+            part: Tensor = self._native.request_part(x_BR.contiguous())
             return part
         if self.backend == "reference":
             return reference.request_part(x_BR, self.request_weight_NR)
@@ -120,6 +117,32 @@ class BroadcastGemm:
         from kernels.broadcast_gemm import triton_kernel
 
         return triton_kernel.broadcast_gemm(x_CK, self.weight_NK, part_BN, candidate_to_request_C, self.activation)
+
+    def both(self, x_CK: Tensor, x_BR: Tensor, candidate_to_request_C: Tensor | None = None) -> Tensor:
+        """Run both halves: what ``self(x_CK, self.request_part(x_BR), ..)`` returns, to the bit.
+
+        ``native`` runs them in one call: threads that are done with the request half begin with the candidates.
+
+        Args:
+            x_CK: Dtype of the weight, last axis contiguous.
+            x_BR: Dtype of the weight.
+            candidate_to_request_C: As in the call.
+
+        Returns:
+            [C, N], dtype of the weight.
+
+        Raises:
+            ValueError: as the two.
+        """
+        if self.backend != "native":
+            return self(x_CK, self.request_part(x_BR), candidate_to_request_C)
+        num_inputs, num_request_inputs = self.weight_NK.shape[1], self.request_weight_NR.shape[1]
+        check_tensor("x_CK", x_CK, (None, num_inputs), (self.weight_NK.dtype,))
+        check_tensor("x_BR", x_BR, (None, num_request_inputs), (self.weight_NK.dtype,))
+        check_index("candidate_to_request_C", candidate_to_request_C, len(x_CK), len(x_BR), x_CK.device)
+        index = None if candidate_to_request_C is None else candidate_to_request_C.int()
+        out: Tensor = self._native.both(x_CK.contiguous(), x_BR.contiguous(), index, self.activation == "relu")
+        return out
 
 
 class BroadcastTokenGemm:

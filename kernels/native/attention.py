@@ -22,6 +22,9 @@ KEY_PANEL = 64
 ROWS_OF_A_TASK = 120
 """Query rows that one task takes: ten groups of twelve. More would leave a thread idle at the end of small batches."""
 
+QUERY_TILE = 64
+"""Positions of one block that block attention takes at once; ``kQueryTile`` of block_attention.cpp."""
+
 _ACTIVATIONS: dict[str, int] = {"softmax": 0, "silu": 1}
 
 
@@ -65,15 +68,17 @@ class _BroadcastArguments(ctypes.Structure):
 class _BlockArguments(ctypes.Structure):
     _fields_ = [
         ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("tasks", ctypes.c_void_p),
         ("num_tasks", ctypes.c_int64),
-        ("rows_max", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("head_width", ctypes.c_int64),
         ("block", ctypes.c_int64),
         ("window_blocks", ctypes.c_int64),
         ("causal", ctypes.c_int32),
         ("activation", ctypes.c_int32),
-        ("out_is_fp32", ctypes.c_int32),
         ("scale", ctypes.c_float),
     ]
 
@@ -154,8 +159,7 @@ def _pack(
         num_sequences = len(offsets) - 1
     check_tensor("values", values, torch.bfloat16, *keys.shape)
     num_heads, head_width = keys.shape[-2:]
-    check_range("head width", head_width, 1, HEAD_WIDTH_MAX)
-    check_range("number of heads", num_heads, 1, 1024)
+    _check_heads(num_heads, head_width)
     positions = None
     if mask is not None:
         check_tensor("mask", mask, torch.bool, *keys.shape[:2])
@@ -274,7 +278,6 @@ def block_attention(
     causal: bool = True,
     activation: Activation = "softmax",
     scale: float | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """Let positions attend to the last blocks of their own sequence.
 
@@ -288,10 +291,9 @@ def block_attention(
         causal: Within its own block a position sees those up to itself; else the whole block.
         activation: ``softmax`` or ``silu``, as in ``broadcast_attention``.
         scale: Factor of the scores, positive; None: K ** -0.5.
-        out_dtype: bf16 or fp32.
 
     Returns:
-        [T, H, K].
+        bf16 [T, H, K].
 
     Raises:
         ValueError: an argument breaks these rules.
@@ -299,33 +301,36 @@ def block_attention(
     """
     check_tensor("q", q, torch.bfloat16, None, None, None)
     check_tensor("k", k, torch.bfloat16, *q.shape)
+    check_tensor("v", v, torch.bfloat16, *q.shape)
+    check_offsets(offsets, len(q))
     check_range("block", block, 1, 2**31)
     check_range("window_blocks", window_blocks, 1, 2**31)
-    packed = _pack(k, v, offsets, None, for_one_call=True)
-    factor = _check_options(scale, activation, out_dtype, packed.head_width)
-    out = torch.empty(q.shape, dtype=out_dtype)
+    num_heads, head_width = q.shape[1:]
+    _check_heads(num_heads, head_width)
+    factor = _check_options(scale, activation, torch.bfloat16, head_width)
+    out = torch.empty_like(q)
     if out.numel() == 0:
         return out
-    rows = min(block, ROWS_OF_A_TASK)
-    tasks = _split_blocks(offsets, block, rows)
+    tasks = _split_blocks(offsets, block)
     arguments = _BlockArguments(
-        pointer(q),
-        pointer(out),
-        pointer(tasks),
+        *map(pointer, (q, k, v, out, tasks)),
         len(tasks),
-        rows,
+        num_heads,
+        head_width,
         block,
         window_blocks,
         int(causal),
         _ACTIVATIONS[activation],
-        int(out_dtype == torch.float32),
         factor,
     )
-    code = load().rankmesh_block_attention(
-        ctypes.byref(arguments), ctypes.byref(packed.struct), ctypes.c_int(num_threads())
-    )
+    code = load().rankmesh_block_attention(ctypes.byref(arguments), ctypes.c_int(num_threads()))
     check_done(code, "block_attention")
     return out
+
+
+def _check_heads(num_heads: int, head_width: int) -> None:
+    check_range("head width", head_width, 1, HEAD_WIDTH_MAX)
+    check_range("number of heads", num_heads, 1, 1024)
 
 
 def _check_options(scale: float | None, activation: str, out_dtype: torch.dtype, head_width: int) -> float:
@@ -349,13 +354,13 @@ def _split(begins: Tensor, size: int) -> Tensor:
     return torch.tensor(tasks, dtype=torch.int64).view(-1, 3)
 
 
-def _split_blocks(offsets: Tensor, block: int, rows: int) -> Tensor:
-    """Split each sequence's blocks: int64 [tasks, 4] of sequence, its offset, first and last position within it."""
+def _split_blocks(offsets: Tensor, block: int) -> Tensor:
+    """Split each sequence's blocks: int64 [tasks, 4] of its begin and length, first and last position within it."""
     bounds = offsets.tolist()
     tasks = [
-        (sequence, begin, first, min(first + rows, start + block, end - begin))
-        for sequence, (begin, end) in enumerate(pairwise(bounds))
+        (begin, end - begin, first, min(first + QUERY_TILE, start + block, end - begin))
+        for begin, end in pairwise(bounds)
         for start in range(0, end - begin, block)
-        for first in range(start, min(start + block, end - begin), rows)
+        for first in range(start, min(start + block, end - begin), QUERY_TILE)
     ]
     return torch.tensor(tasks, dtype=torch.int64).view(-1, 4)

@@ -28,8 +28,11 @@ class _BroadcastLinearArguments(ctypes.Structure):
         ("request_part", ctypes.c_void_p),
         ("requests", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("request_x", ctypes.c_void_p),
         ("weight", PackedMatrixStruct),
+        ("request_weight", PackedMatrixStruct),
         ("num_rows", ctypes.c_int64),
+        ("num_requests", ctypes.c_int64),
         ("chunk", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("relu", ctypes.c_int32),
@@ -81,30 +84,36 @@ class BroadcastLinear:
 
     Args:
         weight: [N, K], any floating dtype; kept in bf16.
+        request_weight: [N, R], the request's half of the layer; None: parts come from elsewhere.
 
     Raises:
-        ValueError: the weight is not a matrix.
+        ValueError: a weight is not such a matrix.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, request_weight: Tensor | None = None) -> None:
         if weight.dim() != 2 or min(weight.shape) < 1:
             raise ValueError(f"weight must be [N, K] with N and K at least 1, is {list(weight.shape)}")
         self.num_outputs, self.num_inputs = weight.shape
         self._weight = pack_matrix(weight)
+        self._request_half: BroadcastLinear | None = None
+        if request_weight is not None:
+            if len(request_weight) != len(weight):
+                raise ValueError(f"request_weight must have {len(weight)} rows, has {len(request_weight)}")
+            self._request_half = BroadcastLinear(request_weight)
 
     def __call__(
         self,
         x: Tensor,
-        request_part: Tensor,
+        request_part: Tensor | None = None,
         candidate_to_request: Tensor | None = None,
         relu: bool = False,
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
-        """Run it.
+        """Run it with parts that are there.
 
         Args:
             x: bf16 [C, K].
-            request_part: fp32 [B, N].
+            request_part: fp32 [B, N]; None: zero.
             candidate_to_request: int32 [C] in [0, B), any order; None: there is one request.
             relu: Whether negative sums become 0.
             out_dtype: bf16 or fp32.
@@ -116,23 +125,78 @@ class BroadcastLinear:
             ValueError: an argument breaks these rules.
             NativeUnavailableError: there is no native library.
         """
+        num_requests = 1
+        if request_part is not None:
+            check_tensor("request_part", request_part, torch.float32, None, self.num_outputs)
+            num_requests = len(request_part)
+        return self._run(x, request_part, candidate_to_request, num_requests, relu, out_dtype, None)
+
+    def request_part(self, request_x: Tensor) -> Tensor:
+        """Run the request's half: bf16 [B, R] -> fp32 [B, N].
+
+        Raises:
+            ValueError: it is not such a tensor, or there was no request_weight.
+            NativeUnavailableError: there is no native library.
+        """
+        return self._half()(request_x, out_dtype=torch.float32)
+
+    def both(
+        self,
+        x: Tensor,
+        request_x: Tensor,
+        candidate_to_request: Tensor | None = None,
+        relu: bool = False,
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """Run both halves in one call: ``self(x, self.request_part(request_x), ..)``, to the bit.
+
+        Args:
+            x: bf16 [C, K].
+            request_x: bf16 [B, R].
+            candidate_to_request: int32 [C] in [0, B), any order; None: there is one request.
+            relu: Whether negative sums become 0.
+            out_dtype: bf16 or fp32.
+
+        Returns:
+            [C, N].
+
+        Raises:
+            ValueError: an argument breaks these rules, or there was no request_weight.
+            NativeUnavailableError: there is no native library.
+        """
+        half = self._half()
+        check_tensor("request_x", request_x, torch.bfloat16, None, half.num_inputs)
+        part = torch.empty(len(request_x), self.num_outputs)
+        return self._run(x, part, candidate_to_request, len(request_x), relu, out_dtype, request_x)
+
+    def _half(self) -> BroadcastLinear:
+        if self._request_half is None:
+            raise ValueError("request_weight must be given for the request's half, is None")
+        return self._request_half
+
+    def _run(
+        self,
+        x: Tensor,
+        part: Tensor | None,
+        candidate_to_request: Tensor | None,
+        num_requests: int,
+        relu: bool,
+        out_dtype: torch.dtype,
+        request_x: Tensor | None,
+    ) -> Tensor:
         check_tensor("x", x, torch.bfloat16, None, self.num_inputs)
-        check_tensor("request_part", request_part, torch.float32, None, self.num_outputs)
         num_rows = len(x)
         requests = None
-        if candidate_to_request is not None or len(request_part) != 1:
-            requests = check_requests(candidate_to_request, num_rows, len(request_part))
+        if candidate_to_request is not None or num_requests != 1:
+            requests = check_requests(candidate_to_request, num_rows, num_requests)
         out = _output(num_rows, self.num_outputs, out_dtype)
-        if self.num_inputs % 2:
-            # A pair must not reach into the next row.
-            x = torch.nn.functional.pad(x, (0, 1))
+        x, request_x = _even(x), None if request_x is None else _even(request_x)
         arguments = _BroadcastLinearArguments(
-            pointer(x),
-            pointer(request_part),
-            pointer(requests),
-            pointer(out),
+            *map(pointer, (x, part, requests, out, request_x)),
             self._weight.struct,
+            PackedMatrixStruct() if request_x is None else self._half()._weight.struct,
             num_rows,
+            num_requests,
             _chunk_rows(num_rows),
             self.num_outputs,
             int(relu),
@@ -141,6 +205,11 @@ class BroadcastLinear:
         code = load().rankmesh_broadcast_linear(ctypes.byref(arguments), ctypes.c_int(num_threads()))
         check_done(code, "broadcast_linear")
         return out
+
+
+def _even(x: Tensor) -> Tensor:
+    """Pad rows to an even width: a pair must not reach into the next row."""
+    return torch.nn.functional.pad(x, (0, 1)) if x.shape[1] % 2 else x
 
 
 def quantize_rows(x: Tensor, gain: Tensor | None = None, epsilon: float = NORM_EPSILON) -> tuple[Tensor, Tensor]:

@@ -39,11 +39,14 @@ class ReferenceLayers:
         self.weights = tuple(self._round_weights(layer) for layer in weights)
 
     def give(self, given: Sequence[LayerGiven], mask: Tensor | None) -> ReferenceGiven:
-        """Keep what the requests give; keys and values are stored in the dtype, the rest enters sums in fp32."""
+        """Keep what the requests give; keys and values are stored in the dtype, the rest enters sums in fp32.
+
+        What the mask hides becomes zero: a weight of 0 times a hidden NaN would be a NaN.
+        """
         layers = tuple(
             LayerGiven(
-                keys=self._round(layer.keys.float()),
-                values=self._round(layer.values.float()),
+                keys=self._round(_shown(layer.keys, mask)),
+                values=self._round(_shown(layer.values, mask)),
                 queries=layer.queries.float(),
                 mixtures=layer.mixtures.float(),
                 linear=layer.linear.float(),
@@ -108,6 +111,10 @@ class ReferenceLayers:
             if isinstance(value, Tensor)
         }
         return LayerWeights(**{**values, **rounded})
+
+
+def _shown(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.float() if mask is None else x.float().masked_fill(~mask[:, :, None], 0.0)
 
 
 def _norm(x: Tensor, epsilon: float) -> Tensor:

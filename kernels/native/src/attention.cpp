@@ -1,36 +1,11 @@
 // Packing of keys and values, attention of candidates to their request's history, block attention within sequences.
 #include "attention.h"
+#include "packing.h"
 
 #include <cstring>
 
 namespace rankmesh {
 namespace {
-
-// Packs 64 keys [64][stride] of head_width into [key_pairs][64]; rows from `rows` on are zero.
-void pack_key_panel(const bf16* k, long stride, long rows, long head_width, pair* out, std::int32_t* staging) {
-  const long pairs = (head_width + 1) / 2;
-  if (rows == kKeyPanel && head_width % 32 == 0) {
-    for (long r = 0; r < kKeyPanel; r += 16) {
-      for (long p = 0; p < pairs; p += 16) {
-        transpose_16x16(k + r * stride + 2 * p, 2 * stride, out + p * kKeyPanel + r, kKeyPanel);
-      }
-    }
-    return;
-  }
-  const long padded_pairs = round_up(pairs, 16);
-  std::memset(staging, 0, sizeof(std::int32_t) * kKeyPanel * padded_pairs);
-  for (long r = 0; r < rows; ++r) std::memcpy(staging + r * padded_pairs, k + r * stride, 2 * head_width);
-  alignas(64) std::int32_t block[16 * 16];
-  for (long r = 0; r < kKeyPanel; r += 16) {
-    for (long p = 0; p < pairs; p += 16) {
-      transpose_16x16(staging + r * padded_pairs + p, 4 * padded_pairs, block, 16);
-      const long width = pairs - p < 16 ? pairs - p : 16;
-      for (long i = 0; i < width; ++i) {
-        _mm512_storeu_si512(out + (p + i) * kKeyPanel + r, _mm512_load_si512(block + 16 * i));
-      }
-    }
-  }
-}
 
 // Packs 64 values [64][stride] into row pairs [32][value_width].
 void pack_value_panel(const bf16* v, long stride, long rows, long head_width, pair* out, bf16* staging) {
@@ -78,7 +53,7 @@ void pack_panel(const KeySource& source, const PackedKeys& to, long sequence, lo
     const Head head = head_of(to, sequence, h);
     auto* keys = const_cast<pair*>(head.keys) + panel * kKeyPanel * head.key_pairs;
     auto* values = const_cast<pair*>(head.values) + panel * kKeyPanel / 2 * head.value_width;
-    pack_key_panel(k + h * width, heads * width, rows, width, keys, reinterpret_cast<std::int32_t*>(staging));
+    pack_columns(k + h * width, heads * width, rows, width, keys, reinterpret_cast<std::int32_t*>(staging));
     pack_value_panel(v + h * width, heads * width, rows, width, values, reinterpret_cast<bf16*>(staging));
   }
 }
@@ -180,72 +155,12 @@ RANKMESH_API int rankmesh_broadcast_attention(const BroadcastArguments* given, c
       const long at = candidate * per_candidate + (row % a.num_queries * heads + h) * width + column;
       store_answer(a.out, a.out_is_fp32 != 0, at, width - column, v);
     };
-    const KeyRange range{0, packed->lengths[task[0]], 0};
+    const long num_keys = packed->lengths[task[0]];
     const long rows = (task[2] - task[1]) * a.num_queries;
     if (a.activation == static_cast<int>(Activation::kSoftmax)) {
-      attend<Activation::kSoftmax>(q, padded, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
+      attend<Activation::kSoftmax>(q, padded, rows, head_of(*packed, task[0], h), num_keys, a.scale, scratch, emit);
     } else {
-      attend<Activation::kSilu>(q, padded, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
-    }
-  });
-  return 0;
-}
-
-// Positions to the positions of their own sequence: previous window_blocks - 1 whole blocks, and the own block (up to
-// the position itself if causal). One task: up to rows_max consecutive positions of one block.
-struct BlockArguments {
-  const bf16* q;  // [T][heads][head_width]
-  void* out;
-  const std::int64_t* tasks;  // [num_tasks][4]: sequence, its offset, first and last position within it
-  std::int64_t num_tasks;
-  std::int64_t rows_max;
-  std::int64_t block;
-  std::int64_t window_blocks;
-  std::int32_t causal;
-  std::int32_t activation;
-  std::int32_t out_is_fp32;
-  float scale;
-};
-
-RANKMESH_API int rankmesh_block_attention(const BlockArguments* given, const PackedKeys* packed, int num_threads) {
-  const BlockArguments& a = *given;
-  const long heads = packed->num_heads;
-  const long width = packed->head_width;
-  const long padded = 2 * packed->key_pairs();
-  Arena size(nullptr);
-  size.take<bf16>(a.rows_max * padded);
-  AttentionScratch unused(size, packed->value_width());
-  std::byte* memory = workspace(size.used(), num_threads);
-  if (memory == nullptr) return 1;
-  parallel_for(a.num_tasks * heads, num_threads, [&](long item, int worker) {
-    Arena arena(memory + worker * size.used());
-    bf16* q = arena.take<bf16>(a.rows_max * padded);
-    const AttentionScratch scratch(arena, packed->value_width());
-    const std::int64_t* task = a.tasks + item % a.num_tasks * 4;
-    const long h = item / a.num_tasks;
-    const long first_row = task[1] + task[2];
-    const long rows = task[3] - task[2];
-    // Rows of an even width can be read where they are; behind an odd one there must be a zero.
-    const bf16* own = a.q + (first_row * heads + h) * width;
-    const long stride = padded == width ? heads * width : padded;
-    if (padded != width) gather_queries(own, heads * width, rows, width, padded, q);
-    const bf16* queries = padded == width ? own : q;
-    const long block = task[2] / a.block;
-    const long from = block - a.window_blocks + 1;
-    const long own_end = (block + 1) * a.block;
-    const long length = packed->lengths[task[0]];
-    KeyRange range{from > 0 ? from * a.block : 0, own_end < length ? own_end : length, 0};
-    if (a.causal != 0) {
-      range.end = task[2] + 1;
-      range.step = 1;
-    }
-    const auto emit = [&](long row, long column, __m512 v) {
-      store_answer(a.out, a.out_is_fp32 != 0, ((first_row + row) * heads + h) * width + column, width - column, v);
-    };
-    if (a.activation == static_cast<int>(Activation::kSoftmax)) {
-      attend<Activation::kSoftmax>(queries, stride, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
-    } else {
-      attend<Activation::kSilu>(queries, stride, rows, head_of(*packed, task[0], h), range, a.scale, scratch, emit);
+      attend<Activation::kSilu>(q, padded, rows, head_of(*packed, task[0], h), num_keys, a.scale, scratch, emit);
     }
   });
   return 0;

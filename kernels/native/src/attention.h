@@ -54,13 +54,6 @@ struct AttentionScratch {
         answers(arena.take<float>(kRowGroup * value_width)) {}
 };
 
-// Keys that the rows of a group see: row i sees [first, end + i * step).
-struct KeyRange {
-  long first;
-  long end;
-  long step;  // 0, or 1 for rows that are consecutive positions under a causal mask
-};
-
 enum class Activation { kSoftmax = 0, kSilu = 1 };
 
 // Whole vectors with a mask: single elements would make the loads that follow wait for them.
@@ -147,21 +140,20 @@ inline void add_values(const AttentionScratch& scratch, const pair* values, long
       });
 }
 
-// R rows of queries q [R][q_stride] (bf16, head_width padded with zero to an even width) to the keys of one head.
+// R rows of queries q [R][q_stride] (bf16, head_width padded with zero to an even width) to the first num_keys keys of one
+// head.
 // emit(i, column, v) takes 16 columns of the answer; columns are padded to a multiple of 16.
 template <int R, Activation kActivation, class Emit>
-inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange range, float scale,
+inline void attend_rows(const bf16* q, long q_stride, const Head& head, long num_keys, float scale,
                         const AttentionScratch& scratch, Emit&& emit) {
-  const long last = range.end + (R - 1) * range.step;
-  const long start = range.first / kKeyPanel * kKeyPanel;
-  // Masked scores become weights of exactly 0 in both activations, so a row's answer does not depend on its group.
+  // Scores behind the last key become weights of exactly 0 in both activations.
   const float masked = kActivation == Activation::kSoftmax ? -INFINITY : 0.0f;
   const float log2_scale = scale * 1.44269504f;
   RowState state[R];
   for (int i = 0; i < R; ++i) state[i] = {-INFINITY, _mm512_setzero_ps(), 1.0f};
-  for (long block = start; block < last; block += kKeyBlock) {
-    // Half a panel at the end where that is enough: under a causal mask every group of rows ends in another place.
-    const long count = last - block < kKeyBlock ? round_up(last - block, kKeyPanel / 2) : kKeyBlock;
+  for (long block = 0; block < num_keys; block += kKeyBlock) {
+    const long left = num_keys - block;
+    const long count = left < kKeyBlock ? round_up(left, kKeyPanel / 2) : kKeyBlock;
     for (long j = 0; j < count; j += kKeyPanel) {
       const pair* panel = head.keys + (block + j) * head.key_pairs;
       const auto put = [&](long i, long z, __m512 v) __attribute__((always_inline)) {
@@ -175,9 +167,7 @@ inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange
     }
     for (int i = 0; i < R; ++i) {
       float* scores = scratch.scores + i * kKeyBlock;
-      const long end = range.end + i * range.step - block;
-      if (range.first > block) fill_scores(scores, 0, range.first - block, masked);
-      if (end < count) fill_scores(scores, end > 0 ? end : 0, count, masked);
+      if (left < count) fill_scores(scores, left, count, masked);
       bf16* weights = scratch.weights + i * kKeyBlock;
       if constexpr (kActivation == Activation::kSoftmax) {
         softmax_block(scores, weights, count, log2_scale, state[i]);
@@ -189,12 +179,12 @@ inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange
     for (long column = 0; column < head.value_width; column += 64) {
       const long zmms = (head.value_width - column) / 16;
       if (zmms >= 4) {
-        add_values<R, 4>(scratch, values, head.value_width, column, count / 2, state, block == start);
+        add_values<R, 4>(scratch, values, head.value_width, column, count / 2, state, block == 0);
         continue;
       }
-      if (zmms >= 2) add_values<R, 2>(scratch, values, head.value_width, column, count / 2, state, block == start);
+      if (zmms >= 2) add_values<R, 2>(scratch, values, head.value_width, column, count / 2, state, block == 0);
       if (zmms % 2) {
-        add_values<R, 1>(scratch, values, head.value_width, column + (zmms - 1) * 16, count / 2, state, block == start);
+        add_values<R, 1>(scratch, values, head.value_width, column + (zmms - 1) * 16, count / 2, state, block == 0);
       }
     }
   }
@@ -207,7 +197,7 @@ inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange
     const __m512 vfactor = _mm512_set1_ps(factor);
     for (long column = 0; column < head.value_width; column += 16) {
       // Without a key nothing was written to the scratch: the answer is 0.
-      const __m512 v = start < last ? _mm512_loadu_ps(scratch.answers + i * head.value_width + column)
+      const __m512 v = num_keys > 0 ? _mm512_loadu_ps(scratch.answers + i * head.value_width + column)
                                     : _mm512_setzero_ps();
       emit(static_cast<long>(i), column, _mm512_mul_ps(v, vfactor));
     }
@@ -216,13 +206,12 @@ inline void attend_rows(const bf16* q, long q_stride, const Head& head, KeyRange
 
 // Any number of rows, in groups; emit gets absolute rows.
 template <Activation kActivation, class Emit>
-inline void attend(const bf16* q, long q_stride, long rows, const Head& head, KeyRange range, float scale,
+inline void attend(const bf16* q, long q_stride, long rows, const Head& head, long num_keys, float scale,
                    const AttentionScratch& scratch, Emit&& emit) {
   long r = 0;
   const auto run = [&](auto size) {
     constexpr int kRows = decltype(size)::value;
-    const KeyRange own{range.first, range.end + r * range.step, range.step};
-    attend_rows<kRows, kActivation>(q + r * q_stride, q_stride, head, own, scale, scratch,
+    attend_rows<kRows, kActivation>(q + r * q_stride, q_stride, head, num_keys, scale, scratch,
                                     [&](long i, long column, __m512 v) { emit(r + i, column, v); });
     r += kRows;
   };

@@ -12,8 +12,37 @@
 
 namespace rankmesh {
 
-// One MR x (16 * NZ) tile. `a` advances by a_row a row and by a_step a pair of k; `b` by b_step pairs a pair of k.
-// init(i, z) gives the accumulators' start, store(i, z, v) takes the result; both are inlined, v stays in registers.
+// acc += a x b for pairs [begin, end) of k and columns from 16 * FROM on, in ascending order of k. `a` advances by a_row a
+// row and by a_step a pair of k; `b` by b_step pairs a pair of k.
+template <int FROM, int MR, int NZ>
+__attribute__((always_inline)) inline void accumulate(__m512 (&acc)[MR][NZ], const bf16* a, long a_row, long a_step,
+                                                      const pair* b, long b_step, long begin, long end) {
+  for (long k = begin; k < end; ++k) {
+    __m512bh column[NZ];
+#pragma GCC unroll 4
+    for (int z = FROM; z < NZ; ++z) column[z] = (__m512bh)_mm512_loadu_si512(b + k * b_step + 16 * z);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      std::int32_t both;
+      std::memcpy(&both, a + i * a_row + k * a_step, sizeof(both));
+      const __m512bh row = (__m512bh)_mm512_set1_epi32(both);
+#pragma GCC unroll 4
+      for (int z = FROM; z < NZ; ++z) acc[i][z] = _mm512_dpbf16_ps(acc[i][z], row, column[z]);
+    }
+  }
+}
+
+template <int MR, int NZ>
+__attribute__((always_inline)) inline void clear(__m512 (&acc)[MR][NZ]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int z = 0; z < NZ; ++z) acc[i][z] = _mm512_setzero_ps();
+  }
+}
+
+// One MR x (16 * NZ) tile. init(i, z) gives the accumulators' start, store(i, z, v) takes the result; both are inlined,
+// v stays in registers.
 template <int MR, int NZ, class Init, class Store>
 __attribute__((always_inline)) inline void tile(const bf16* a, long a_row, long a_step, const pair* b, long b_step,
                                                 long num_pairs, Init&& init, Store&& store) {
@@ -23,19 +52,7 @@ __attribute__((always_inline)) inline void tile(const bf16* a, long a_row, long 
 #pragma GCC unroll 4
     for (int z = 0; z < NZ; ++z) acc[i][z] = init(i, z);
   }
-  for (long k = 0; k < num_pairs; ++k) {
-    __m512bh column[NZ];
-#pragma GCC unroll 4
-    for (int z = 0; z < NZ; ++z) column[z] = (__m512bh)_mm512_loadu_si512(b + k * b_step + 16 * z);
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; ++i) {
-      std::int32_t both;
-      std::memcpy(&both, a + i * a_row + k * a_step, sizeof(both));
-      const __m512bh row = (__m512bh)_mm512_set1_epi32(both);
-#pragma GCC unroll 4
-      for (int z = 0; z < NZ; ++z) acc[i][z] = _mm512_dpbf16_ps(acc[i][z], row, column[z]);
-    }
-  }
+  accumulate<0>(acc, a, a_row, a_step, b, b_step, 0, num_pairs);
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 4
@@ -45,24 +62,26 @@ __attribute__((always_inline)) inline void tile(const bf16* a, long a_row, long 
 
 inline constexpr auto zero_init = [](long, long) { return _mm512_setzero_ps(); };
 
-// All rows of one group of 16 * NZ columns: MAX rows a tile, the rest in tiles of 4, 2 and 1.
-// init(row, z) and store(row, z, v) get absolute rows.
+// Cuts rows into tiles of MAX, then 4, 2 and 1: run(size, first row), the size a compile-time constant.
+template <int MAX, class Run>
+__attribute__((always_inline)) inline void in_tiles(long rows, Run&& run) {
+  long r = 0;
+  for (; r + MAX <= rows; r += MAX) run(std::integral_constant<int, MAX>{}, r);
+  for (; r + 4 <= rows; r += 4) run(std::integral_constant<int, 4>{}, r);
+  for (; r + 2 <= rows; r += 2) run(std::integral_constant<int, 2>{}, r);
+  if (r < rows) run(std::integral_constant<int, 1>{}, r);
+}
+
+// All rows of one group of 16 * NZ columns. init(row, z) and store(row, z, v) get absolute rows.
 template <int NZ, int MAX = 6, class Init, class Store>
 inline void tile_rows(const bf16* a, long a_row, long a_step, long rows, const pair* b, long b_step, long num_pairs,
                       Init&& init, Store&& store) {
-  long r = 0;
-  const auto run = [&](auto size) __attribute__((always_inline)) {
-    constexpr int kRows = decltype(size)::value;
-    tile<kRows, NZ>(
+  in_tiles<MAX>(rows, [&](auto size, long r) __attribute__((always_inline)) {
+    tile<decltype(size)::value, NZ>(
         a + r * a_row, a_row, a_step, b, b_step, num_pairs,
         [&](int i, int z) __attribute__((always_inline)) { return init(r + i, static_cast<long>(z)); },
         [&](int i, int z, __m512 v) __attribute__((always_inline)) { store(r + i, static_cast<long>(z), v); });
-    r += kRows;
-  };
-  while (r + MAX <= rows) run(std::integral_constant<int, MAX>{});
-  while (r + 4 <= rows) run(std::integral_constant<int, 4>{});
-  if (r + 2 <= rows) run(std::integral_constant<int, 2>{});
-  if (r < rows) run(std::integral_constant<int, 1>{});
+  });
 }
 
 // A weight matrix [columns, 2 * num_pairs], packed in panels of 64 columns (the last one narrower, a multiple of 16):
@@ -71,6 +90,11 @@ struct PackedMatrix {
   const pair* data;
   std::int32_t num_pairs;
   std::int32_t columns;  // a multiple of 16; padding columns are zero
+
+  // The columns from `first` on, a multiple of 64, to `end` or the last.
+  PackedMatrix columns_of(long first, long end) const {
+    return {data + first * num_pairs, num_pairs, static_cast<std::int32_t>((end < columns ? end : columns) - first)};
+  }
 };
 
 // rows x columns product of `a` [rows, 2 * num_pairs] with a packed matrix; init(row, column), store(row, column, v).

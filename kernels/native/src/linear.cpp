@@ -1,4 +1,5 @@
 // Linears over rows: bf16 with the request's part in fp32, and int8 with scales by row and by output channel.
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -16,6 +17,8 @@ void store_row(void* out, bool is_fp32, long at, long column, long width, __m512
   const __mmask16 lanes = first_lanes(width - column);
   if (is_fp32) {
     _mm512_mask_storeu_ps(static_cast<float*>(out) + at + column, lanes, v);
+  } else if (lanes == 0xffff) {
+    store_bf16(static_cast<bf16*>(out) + at + column, v);  // a masked store of halves takes several times as long
   } else {
     _mm256_mask_storeu_epi16(static_cast<bf16*>(out) + at + column, lanes, (__m256i)_mm512_cvtneps_pbh(v));
   }
@@ -104,17 +107,11 @@ __attribute__((always_inline)) inline void tile_int8(const std::uint8_t* a, long
 template <int NZ, class Store>
 inline void tile_rows_int8(const std::uint8_t* a, long a_row, long rows, const std::int32_t* b, long b_step,
                            long num_quads, Store&& store) {
-  long r = 0;
-  const auto run = [&](auto size) __attribute__((always_inline)) {
-    constexpr int kRows = decltype(size)::value;
-    tile_int8<kRows, NZ>(a + r * a_row, a_row, b, b_step, num_quads,
-                         [&](int i, int z, __m512i v) __attribute__((always_inline)) { store(r + i, z, v); });
-    r += kRows;
-  };
-  while (r + 6 <= rows) run(std::integral_constant<int, 6>{});
-  if (r + 4 <= rows) run(std::integral_constant<int, 4>{});
-  if (r + 2 <= rows) run(std::integral_constant<int, 2>{});
-  if (r < rows) run(std::integral_constant<int, 1>{});
+  in_tiles<6>(rows, [&](auto size, long r) __attribute__((always_inline)) {
+    tile_int8<decltype(size)::value, NZ>(
+        a + r * a_row, a_row, b, b_step, num_quads,
+        [&](int i, int z, __m512i v) __attribute__((always_inline)) { store(r + i, z, v); });
+  });
 }
 
 // Cuts rows and columns (in panels of 64) into tasks: row chunks first, columns only where there are too few of them.
@@ -139,40 +136,75 @@ struct Grid {
 
 using namespace rankmesh;
 
+// act(x W^T + part of the row's request). The parts are given, or computed first from the requests' own inputs.
 struct BroadcastLinearArguments {
-  const bf16* x;  // [C][2 * weight.num_pairs]
-  const float* request_part;     // [B][outputs]
+  const bf16* x;                 // [C][2 * weight.num_pairs]
+  float* request_part;           // [B][outputs], nullptr: zero
   const std::int32_t* requests;  // [C], nullptr: all of request 0
   void* out;                     // [C][outputs]
+  const bf16* request_x;         // [B][2 * request_weight.num_pairs], nullptr: request_part is given
   PackedMatrix weight;
+  PackedMatrix request_weight;
   std::int64_t num_rows;
+  std::int64_t num_requests;
   std::int64_t chunk;
   std::int64_t outputs;
   std::int32_t relu;
   std::int32_t out_is_fp32;
 };
 
+namespace {
+
+// One panel of the requests' parts. Few rows are bound by reading the weight, so its panels are the tasks.
+void request_panel(const BroadcastLinearArguments& a, long panel) {
+  const long column0 = panel * 64;
+  const long x_stride = 2L * a.request_weight.num_pairs;
+  gemm(
+      a.request_x, x_stride, a.num_requests, a.request_weight.columns_of(column0, column0 + 64), zero_init,
+      [&](long r, long column, __m512 v) __attribute__((always_inline)) {
+        store_row(a.request_part, true, r * a.outputs, column0 + column, a.outputs, v);
+      });
+}
+
+void linear_chunk(const BroadcastLinearArguments& a, long first, long rows, long column0, long end) {
+  const long x_stride = 2L * a.weight.num_pairs;
+  const long outputs = a.outputs;
+  const float* part = a.request_part == nullptr ? nullptr : a.request_part + column0;
+  const std::int32_t* requests = a.requests == nullptr ? nullptr : a.requests + first;
+  void* const out = a.out;
+  const bool is_fp32 = a.out_is_fp32 != 0;
+  const __m512 floor = _mm512_set1_ps(a.relu != 0 ? 0.0f : -INFINITY);
+  // By value: what is stored could otherwise be any of these, and each of them would be read again for each vector.
+  gemm(
+      a.x + first * x_stride, x_stride, rows, a.weight.columns_of(column0, end),
+      [=](long r, long column) __attribute__((always_inline)) {
+        if (part == nullptr) return _mm512_setzero_ps();
+        const long request = requests == nullptr ? 0 : requests[r];
+        return load_row(part + request * outputs, column, outputs - column0);
+      },
+      [=](long r, long column, __m512 v) __attribute__((always_inline)) {
+        // This order of operands keeps a NaN.
+        store_row(out, is_fp32, (first + r) * outputs, column0 + column, outputs, _mm512_max_ps(floor, v));
+      });
+}
+
+}  // namespace
+
 RANKMESH_API int rankmesh_broadcast_linear(const BroadcastLinearArguments* given, int num_threads) {
   const BroadcastLinearArguments& a = *given;
   const Grid grid(a.num_rows, a.chunk, a.weight.columns, num_threads);
-  const long x_stride = 2L * a.weight.num_pairs;
-  parallel_for(grid.num_tasks(), num_threads, [&](long task, int) {
-    const long first = grid.first_row(task);
-    const long column0 = grid.first_panel(task) * 64;
-    const long end = grid.end_panel(task) * 64;
-    PackedMatrix own = a.weight;
-    own.data += column0 * own.num_pairs;
-    own.columns = static_cast<std::int32_t>((end < a.weight.columns ? end : a.weight.columns) - column0);
-    gemm(
-        a.x + first * x_stride, x_stride, grid.num_rows(task), own,
-        [&](long r, long column) __attribute__((always_inline)) {
-          const long request = a.requests == nullptr ? 0 : a.requests[first + r];
-          return load_row(a.request_part + request * a.outputs, column0 + column, a.outputs);
-        },
-        [&](long r, long column, __m512 v) __attribute__((always_inline)) {
-          store_row(a.out, a.out_is_fp32 != 0, (first + r) * a.outputs, column0 + column, a.outputs,
-                    a.relu != 0 ? relu(v) : v);
-        });
+  const long num_panels = a.request_x == nullptr ? 0 : (a.request_weight.columns + 63) / 64;
+  std::atomic<long> panels_done{0};
+  parallel_for(num_panels + grid.num_tasks(), num_threads, [&](long task, int) {
+    if (task < num_panels) {
+      request_panel(a, task);
+      panels_done.fetch_add(1, std::memory_order_release);
+      return;
+    }
+    // Tasks are handed out in order: whoever comes here waits for panels that others have begun, and those wait for none.
+    while (panels_done.load(std::memory_order_acquire) < num_panels) _mm_pause();
+    task -= num_panels;
+    linear_chunk(a, grid.first_row(task), grid.num_rows(task), grid.first_panel(task) * 64, grid.end_panel(task) * 64);
   });
   return 0;
 }

@@ -35,10 +35,21 @@ inline __m512i interleave(__m512 even, __m512 odd) {
 // Packs `rows` rows of `width` bf16 (width a multiple of 16) into row pairs [ceil(rows / 2)][width]; the missing row of
 // an odd count is zero, so that whatever lies behind the last row cannot enter a product.
 inline void pack_row_pairs(const bf16* x, long rows, long width, long stride, pair* out) {
+  const __m512i kFirstPairs =
+      _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34,
+                       2, 33, 1, 32, 0);
+  const __m512i kLastPairs = _mm512_add_epi16(kFirstPairs, _mm512_set1_epi16(16));
   for (long r = 0; r < rows; r += 2) {
     const bf16* even = x + r * stride;
     const bool has_odd = r + 1 < rows;
-    for (long c = 0; c < width; c += 16) {
+    long c = 0;
+    for (; c + 32 <= width; c += 32) {
+      const __m512i low = _mm512_loadu_si512(even + c);
+      const __m512i high = has_odd ? _mm512_loadu_si512(even + stride + c) : _mm512_setzero_si512();
+      _mm512_storeu_si512(out + (r / 2) * width + c, _mm512_permutex2var_epi16(low, kFirstPairs, high));
+      _mm512_storeu_si512(out + (r / 2) * width + c + 16, _mm512_permutex2var_epi16(low, kLastPairs, high));
+    }
+    for (; c < width; c += 16) {
       const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + c)));
       __m512i high = _mm512_setzero_si512();
       if (has_odd) {

@@ -200,7 +200,7 @@ struct Chunk {
     for (long h = 0; h < keys.num_heads; ++h) {
       bf16* answers = b.answers + first_row * query_width + h * head_columns;
       attend<Activation::kSoftmax>(b.queries + first_row * query_width + h * head_columns, query_width, rows,
-                                   head_of(keys, request, h), {0, keys.lengths[request], 0}, scale, attention,
+                                   head_of(keys, request, h), keys.lengths[request], scale, attention,
                                    [&](long r, long column, __m512 v) __attribute__((always_inline)) {
                                      store_bf16(answers + r * query_width + column, v);
                                    });

@@ -106,6 +106,30 @@ def test_appending_changes_no_earlier_answer(backend: Backend) -> None:
             assert_close(part, whole[:length], dtype=torch.bfloat16, reduction=32, roundings=4)
 
 
+@pytest.mark.parametrize("length", [129, 250, 257, 300])
+@pytest.mark.parametrize("activation", ["softmax", "silu"])
+def test_a_later_block_of_keys_changes_no_earlier_answer(length: int, activation: Activation) -> None:
+    # Tiles of 64 queries read keys in blocks of 128: the tile that ends the shorter sequence goes on in the longer one,
+    # through keys that its first queries do not see.
+    require_native()
+    q, k, v, _ = _input([320], 1, 16, torch.bfloat16)
+    options: dict[str, Any] = {"block": 1000, "window_blocks": 1, "activation": activation, "backend": "native"}
+    whole = block_attention(q, k, v, torch.tensor([0, 320]), **options)
+    part = block_attention(q[:length], k[:length], v[:length], torch.tensor([0, length]), **options)
+    assert torch.equal(part, whole[:length])
+
+
+def test_nan_reaches_no_earlier_group_of_queries() -> None:
+    require_native()
+    q, k, v, offsets = _input([100, 40], 2, 16, torch.bfloat16)
+    clean = block_attention(q, k, v, offsets, block=64, window_blocks=2, backend="native")
+    k[70], v[70] = torch.nan, torch.nan
+    found = block_attention(q, k, v, offsets, block=64, window_blocks=2, backend="native")
+    assert torch.isnan(found[70:100]).all()
+    assert torch.equal(found[:64], clean[:64])
+    assert torch.equal(found[100:], clean[100:])
+
+
 def test_native_is_equal_for_any_number_of_threads_and_any_neighbours() -> None:
     require_native()
     q, k, v, offsets = _input(LENGTHS["odd"], 4, 32, torch.bfloat16)

@@ -58,6 +58,7 @@ def test_equals_the_layer_over_concatenated_inputs(
     out_CN = op(x_CK, op.request_part(x_BR), index)
     expected, magnitude = _truth(op, x_CK, x_BR, index)
     assert out_CN.dtype == dtype
+    torch.testing.assert_close(op.both(x_CK, x_BR, index), out_CN, rtol=0, atol=0)
     assert largest_error(out_CN, expected, magnitude) <= tolerance(dtype, num_inputs + num_request_inputs)
 
 

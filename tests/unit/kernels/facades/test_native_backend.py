@@ -41,6 +41,7 @@ def test_broadcast_gemm(activation: Any, sizes: tuple[int, int, int, int, int]) 
     ops = [BroadcastGemm(*weights, activation=activation, backend=backend) for backend in ("native", "reference")]
     found, expected = (op(x, op.request_part(request), index) for op in ops)
     assert largest_error(found, expected) <= tolerance(BF16, num_inputs + num_request_inputs, roundings=2)
+    assert torch.equal(ops[0].both(x, request, index), found)
 
 
 @pytest.mark.usefixtures("native")

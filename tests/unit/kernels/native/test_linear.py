@@ -68,6 +68,25 @@ def test_broadcast_linear_does_not_depend_on_batch_or_threads() -> None:
         assert torch.equal(linear(x[:cut], part), answers[0][:cut])
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 7, 9, 3), (203, 32, 200, 130), (0, 4, 70, 6)])
+@pytest.mark.parametrize("num_requests", [1, 3, 70])
+@pytest.mark.usefixtures("poisoned_memory")
+def test_both_halves_in_one_call_are_the_two_calls(shape: Any, num_requests: int) -> None:
+    rows, inputs, outputs, request_inputs = shape
+    linear = BroadcastLinear(_normal(outputs, inputs), _normal(outputs, request_inputs, seed=1))
+    x = _normal(rows, inputs, seed=2).bfloat16()
+    request_x = _normal(num_requests, request_inputs, seed=3).bfloat16()
+    request = torch.randint(0, num_requests, (rows,), generator=torch.Generator().manual_seed(4), dtype=torch.int32)
+    expected = linear(x, linear.request_part(request_x), request, True)
+    for found in _on_threads(lambda: linear.both(x, request_x, request, True)):
+        assert torch.equal(found, expected)
+
+
+def test_without_a_part_sums_start_at_zero() -> None:
+    linear, x = BroadcastLinear(_normal(70, 33)), _normal(11, 33, seed=1).bfloat16()
+    assert torch.equal(linear(x), linear(x, torch.zeros(1, 70)))
+
+
 def test_a_row_of_odd_width_does_not_see_its_neighbour() -> None:
     linear, x, part = BroadcastLinear(_normal(5, 3)), _normal(4, 3).bfloat16(), torch.zeros(1, 5)
     clean = linear(x, part)
@@ -175,6 +194,14 @@ def test_the_largest_sums_fit() -> None:
         (
             lambda: BroadcastLinear(torch.zeros(3, 4))(torch.zeros(2, 4).bfloat16(), torch.zeros(2, 3)),
             "candidate_to_request must be given for 2 requests",
+        ),
+        (lambda: BroadcastLinear(torch.zeros(3, 4), torch.zeros(2, 4)), "request_weight must have 3 rows, has 2"),
+        (lambda: BroadcastLinear(torch.zeros(3, 4)).request_part(torch.zeros(1, 4)), "request_weight must be given"),
+        (
+            lambda: BroadcastLinear(torch.zeros(3, 4), torch.zeros(3, 5)).both(
+                torch.zeros(2, 4).bfloat16(), torch.zeros(1, 4).bfloat16()
+            ),
+            r"request_x must be torch.bfloat16 \[\?, 5\]",
         ),
         (lambda: Int8Linear(torch.zeros(1, 65537)), r"K in \[1, 65536\], is \[1, 65537\]"),
         (

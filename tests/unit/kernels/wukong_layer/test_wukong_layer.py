@@ -183,6 +183,13 @@ def test_masked_keys_are_not_there(backend: Backend) -> None:
     layers = pack(weights, backend=backend)
     clean = rank(layers, tokens, give(layers, given, mask=mask), request)
     assert torch.equal(clean, rank(layers, tokens, give(layers, spoiled, mask=mask), request))
+    nan = [
+        dataclasses.replace(
+            g, keys=g.keys.masked_fill(hidden, torch.nan), values=g.values.masked_fill(hidden, torch.nan)
+        )
+        for g in given
+    ]
+    assert torch.equal(clean, rank(layers, tokens, give(layers, nan, mask=mask), request))
     expected = _run(sizes, 11, "reference", torch.float32, mask)
     _check(clean, expected, sizes, extra=2)
 
