@@ -378,7 +378,8 @@ class Ingress(Station):
 
     async def serve(self, order: dict[str, Any]) -> dict[str, Any]:
         """Rank with these weights from now on; see ``Serving.take``."""
-        return {"replica": self.replica, **(await self.service.serving.take(ServingOrder.model_validate(order)))}
+        said = await self.service.serving.take(ServingOrder.model_validate(order))
+        return {"replica": self.replica, **said, "feedback": self.service.feedback.sums()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application that this replica serves."""

@@ -130,6 +130,20 @@ class AdmissionConfig(Config):
         return weights
 
 
+class FeedbackConfig(Config):
+    """Labelled events that compare a version that is tried with the one that serves.
+
+    Args:
+        click_weight_min: Smallest weight of an event that counts as a click.
+        in_flight_max: Events that are compared at once in one replica; more are let go.
+        timeout_ms: Longest time of one prediction, milliseconds.
+    """
+
+    click_weight_min: float = 4.0
+    in_flight_max: int = Field(2, ge=1)
+    timeout_ms: float = Field(1_000, gt=0)
+
+
 class IngressConfig(Config):
     """The ingress.
 
@@ -148,6 +162,7 @@ class IngressConfig(Config):
         retry_after_s: What a shed client is told to wait at least, seconds.
         body_timeout_s: Longest time a client may take to send its body, seconds.
         precompute: Work after the answer.
+        feedback: Labelled events while a version is tried.
         hedge: Second calls for slow look-ups.
         router: Choice of tiers by worth.
     """
@@ -171,6 +186,7 @@ class IngressConfig(Config):
     retry_after_s: int = Field(1, ge=1)
     body_timeout_s: float = Field(10, gt=0)
     precompute: PrecomputeConfig = PrecomputeConfig()
+    feedback: FeedbackConfig = FeedbackConfig()
     hedge: HedgeConfig = HedgeConfig()
     router: RouterConfig = RouterConfig()
 

@@ -11,6 +11,7 @@ from services.ingress.background import Precompute
 from services.ingress.checks import check_events, check_rank
 from services.ingress.config import IngressConfig
 from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
+from services.ingress.feedback import Feedback
 from services.ingress.flow import Flow
 from services.ingress.hedge import Hedger
 from services.ingress.job import DEADLINE, RankJob, Stations
@@ -27,7 +28,7 @@ from shared.deadline import Deadline
 from shared.errors import ConfigError, DeadlineExceededError, RankMeshError, StageUnavailableError, WeightsError
 from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
-from shared.schema.api import EventsRequest, RankRequest
+from shared.schema.api import Event, EventsRequest, RankRequest
 from shared.schema.ranking import RankedList
 
 NEEDED = ("preprocess",)
@@ -83,6 +84,7 @@ class IngressService:
         self.rank_gate = RankGate(config.in_flight_max, config.retry_after_s, config.admission, self._stats, clock)
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
         self.precompute = Precompute(stations, config.precompute, clock, self.serving)
+        self.feedback = Feedback(self._click_probability, config.feedback, self.serving)
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of a request in its document form; see ``answer``."""
@@ -155,6 +157,7 @@ class IngressService:
         """
         check_events(request, self.config.limits)
         result: dict[str, int] = await self._on_user_log("append", list(request.events))
+        self.feedback.offer(request.events)
         return result
 
     async def forget(self, user: EntityId) -> dict[str, Any]:
@@ -187,6 +190,27 @@ class IngressService:
         finally:
             leg.cancel()
         return leg
+
+    async def _click_probability(self, event: Event, version: str) -> float:
+        """Return what a version says of an event: of its item, for its user, just before it; on the best tier."""
+        tier = self.config.tiers[0].name
+        request = RankRequest(
+            user_id=event.user_id,
+            candidates=[event.item_id],
+            timestamp_s=event.timestamp_s,
+            tier=tier,
+            speculative=False,
+        )
+        question = RankQuestion.of(request, self.config.limits)
+        job = self._job(question, self.clock.monotonic_s(), version, self.config.feedback.timeout_ms)
+        flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
+        try:
+            ranked = await flow.run()
+        finally:
+            flow.close()
+        if flow.marks.reasons or ranked.history_degraded:
+            raise StageUnavailableError("a part of the answer is missing", stage="feedback")
+        return float(ranked.scores[0][self.serving.info.objectives.index("click")])
 
     async def models(self) -> ModelsBody:
         """Return the models that this mesh ranks with, and how its stations execute them."""
@@ -259,16 +283,23 @@ class IngressService:
 
     async def aclose(self) -> None:
         """Stop what runs in the background."""
-        self.precompute.close()
-        await self.precompute.drain()
+        for background in (self.precompute, self.feedback):
+            background.close()
+            await background.drain()
 
-    def _job(self, question: RankQuestion, received_s: float) -> RankJob:
+    def _job(
+        self,
+        question: RankQuestion,
+        received_s: float,
+        version: str | None = None,
+        budget_ms: float | None = None,
+    ) -> RankJob:
         limits, request, num_candidates = self.config.limits, question.fields, len(question.ids)
         user = canonical_id(request.user_id)
-        version = self.serving.choose(user)
+        version = version or self.serving.choose(user)
         model = self.serving.model(version)
         check_rank(question, limits, model.info.config)
-        budget_ms = question.budget_ms(limits)
+        budget_ms = budget_ms or question.budget_ms(limits)
         deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
         as_of_s = int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s
         query = RouteQuery(
