@@ -160,6 +160,11 @@ BENCHMARKS: dict[str, Entry] = {
         "a mesh under 0.5 to 4 times its capacity, at random and in bursts, and after a burst; 2 minutes",
         ("goodput_ratio_4x", "goodput_ratio_4x_bursty", "recovery_s", "reject_p99_ms", "capacity_per_s"),
     ),
+    "batching": Entry(
+        "benchmarks.models.batching:run",
+        "requests ranked together in one pass against one after the other, 20 to 500 candidates",
+        ("time_ratio_n20_r4", "time_ratio_n100_r4", "time_ratio_n500_r4"),
+    ),
     "wire": Entry(
         "benchmarks.services.wire:run",
         "bytes and client time of 1,000 candidates with 30 features: columns against JSON",
