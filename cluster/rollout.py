@@ -38,6 +38,9 @@ from shared.weights.deltas import parse_stamp, version_stamp
 REQUEST_FILE = "rollout.json"
 """In the folder of a mesh: what its owner is asked to roll out."""
 
+LATEST = "latest"
+"""Stands for the newest version of the store."""
+
 Replies: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 """Station -> what each of its replicas said: ``held``, ``refused``, ``loading``, or ``error``."""
 
@@ -68,7 +71,7 @@ class RolloutRequest(BaseModel):
     Args:
         id: Random, found again in status.
         action: Roll a version out, or back.
-        version: The version.
+        version: The version, or ``latest``.
         share: Share of the users that get it first; 0: all at once.
         watch_s: How long it is watched before all get it, seconds.
     """
@@ -314,13 +317,16 @@ class Rollouts:
         if self._try is not None:
             self._answer(rollout, f"{self._try.request.version} is being rolled out; roll it back first")
             return
-        if request.version == self._base:
-            self._answer(rollout, "it is the version that serves")
-            return
         try:
+            if request.version == LATEST:
+                request = request.model_copy(update={"version": self._store.latest()})
+                rollout = rollout.model_copy(update={"version": request.version})
             self._store.open(request.version)
         except RankMeshError as error:
             self._answer(rollout, error.message)
+            return
+        if request.version == self._base:
+            self._answer(rollout, "it is the version that serves")
             return
         # One version at most is held beside the one that serves and the one that comes.
         self._previous, self._before = None, None

@@ -7,11 +7,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.ingress.directory import DeploymentStatus, ReplicaStatus, StatusBody
+from services.ingress.directory import DeploymentStatus, ReplicaStatus, RolloutBody, StatusBody
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "down": "bold red"}
 _STATE_SIGNS = {"ready": "●", "starting": "○", "down": "■"}
 _COUNTERS_WIDTH_MIN = 110
+_PHASE_STYLES = {
+    "none": "",
+    "loading": "yellow",
+    "canary": "yellow",
+    "served": "green",
+    "refused": "bold red",
+    "rolled_back": "bold yellow",
+}
 
 
 def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
@@ -33,6 +41,10 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
     )
     head.add_row("at", url)
     head.add_row("weights", status.version)
+    if status.rollout.phase != "none":
+        head.add_row("roll-out", rollout_text(status.rollout))
+    if status.updates.reason:
+        head.add_row("updates", Text(f"delta {status.updates.newest} is not served: {status.updates.reason}", "yellow"))
     if kernels := _kernels(status):
         head.add_row("kernels", kernels)
     store_sign = _sign("ready" if status.store.healthy else "down")
@@ -48,6 +60,27 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
     for station in status.deployments:
         _add_station(table, station, status.version, wide)
     return Group(head, Text(""), table)
+
+
+def rollout_text(rollout: RolloutBody) -> Text:
+    """Say in one line how far a roll-out is, or how it ended."""
+    style = _PHASE_STYLES[rollout.phase]
+    text = Text.assemble((rollout.phase.replace("_", " "), style), f"  {rollout.version}")
+    if rollout.phase == "canary":
+        text.append(f" to {rollout.share:.1%} of the users")
+    if rollout.phase == "served" and rollout.previous:
+        text.append(f", {rollout.previous} is ready for a roll-back")
+    if rollout.reason:
+        text.append(f": {rollout.reason}")
+    measured = rollout.figures
+    if measured.get("canary_answers"):
+        bad, answers = measured["canary_bad"], measured["canary_answers"]
+        text.append(f" ({answers:.0f} answers, {bad:.0f} of them degraded or failed", "bright_black")
+        if "canary_ne" in measured:
+            before, now, labels = measured["base_ne"], measured["canary_ne"], measured["labels"]
+            text.append(f"; NE {now:.4f}, before {before:.4f}, on {labels:.0f} labelled events", "bright_black")
+        text.append(")", "bright_black")
+    return text
 
 
 def _add_station(table: Table, station: DeploymentStatus, version: str, wide: bool) -> None:
@@ -99,10 +132,15 @@ def _sign(state: str) -> Text:
 
 
 def _held(replica: ReplicaStatus, version: str) -> Text:
-    """Return the weights version of a replica; the mesh's own, shown in the head, as a tick."""
+    """Return the weights of a replica; those that the mesh serves, shown in the head, as a tick."""
     if replica.version is None:
         return Text("-", style="bright_black")
-    return Text("✓", style="green") if replica.version == version else Text(replica.version, style="yellow")
+    if refused := next(iter(replica.refused.values()), ""):
+        return Text(f"refused: {refused}", style="bold red")
+    if replica.loading:
+        return Text(f"reads {replica.loading[0]}", style="yellow")
+    is_served = version in replica.held or replica.version == version
+    return Text("✓", style="green") if is_served else Text(replica.version, style="yellow")
 
 
 def _counted(replica: ReplicaStatus) -> str:
