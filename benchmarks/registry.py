@@ -120,6 +120,11 @@ BENCHMARKS: dict[str, Entry] = {
         "histories in the store: bytes an event, reads by length, and other users beside a hot one; a minute",
         ("bytes_per_event", "read_ms_2048", "storage_ratio_replicated", "bytes_ratio_json", "hot_user_p99_ratio"),
     ),
+    "oneseq": Entry(
+        "benchmarks.models.oneseq:run",
+        "events of several sources as one sequence against a sequence a source: NE and operators; three seeds, 6 minutes",
+        ("ne_signals_all_merged", "ne_signals_all_separate", "operators_merged", "operators_separate"),
+    ),
     "length": Entry(
         "benchmarks.models.length:run",
         "NE of clicks by the events that the ranker may read of a user, 0 to 1,000, with a power-law fit; 8 minutes",

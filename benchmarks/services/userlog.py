@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -159,8 +160,7 @@ async def _reads(
         return await log.read_many([HistoryQuery(user, LATER_S) for user in chosen], 50)
 
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        f"read_ms_{length}": lambda length=length: log.read(LONG_USER, LATER_S, length)  # type: ignore[misc]
-        for length in LENGTHS
+        f"read_ms_{length}": partial(log.read, LONG_USER, LATER_S, length) for length in LENGTHS
     }
     calls[f"read_ms_{MANY}_users"] = many
     samples: dict[str, list[float]] = {name: [] for name in calls}
