@@ -19,6 +19,51 @@ _LOG2_E = 1 / math.log(2)
 
 
 @jit
+def attend_keys(
+    queries: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    head: tl.tensor,
+    scale: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the weighted sums [BM, BK] of values first to last of one head, and the sums of the weights [BM]."""
+    width, keys = tl.arange(0, BK), tl.arange(0, BN)
+    in_width = width < K
+    most = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BK), tl.float32)
+    for t in tl.range(first, last, BN):
+        in_keys = (t + keys) < last
+        key_rows = ((t + keys).to(tl.int64) * H + head) * K
+        inside = in_keys[:, None] & in_width[None, :]
+        key = tl.load(k + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        scores = dot(queries, tl.trans(key), tl.zeros((BM, BN), tl.float32), WIDEN)
+        value = tl.load(v + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        if SOFTMAX:
+            scores = tl.where(in_keys[None, :], scores * scale, float("-inf"))
+            higher = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+            shrink = tl.exp2(most - higher)
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None]
+            most = higher
+        else:
+            # A key outside is zero, and silu(0) = 0.
+            weights = scores / (1.0 + tl.exp2(scores * -1.4426950408889634))
+        acc = dot(narrow(weights, v.dtype.element_ty, WIDEN), value, acc, WIDEN)
+    return acc, total
+
+
+@jit
 def broadcast_attention_kernel(
     q: tl.tensor,
     k: tl.tensor,
@@ -62,34 +107,13 @@ def broadcast_attention_kernel(
     candidate = begin + rows // Q
     if HAS_INDEX:
         candidate = tl.load(order + candidate, mask=in_rows, other=0)
-    width, keys = tl.arange(0, BK), tl.arange(0, BN)
+    width = tl.arange(0, BK)
     in_width = width < K
     q_rows = ((candidate.to(tl.int64) * Q + rows % Q) * H + head) * K
     seen = in_rows[:, None] & in_width[None, :]
     queries = tl.load(q + q_rows[:, None] + width[None, :], mask=seen, other=0.0)
-    most = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BK), tl.float32)
     first, last = tl.load(ends + request).to(tl.int32), tl.load(ends + request + 1).to(tl.int32)
-    for t in tl.range(first, last, BN):
-        in_keys = (t + keys) < last
-        key_rows = ((t + keys).to(tl.int64) * H + head) * K
-        inside = in_keys[:, None] & in_width[None, :]
-        key = tl.load(k + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
-        scores = dot(queries, tl.trans(key), tl.zeros((BM, BN), tl.float32), WIDEN)
-        value = tl.load(v + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
-        if SOFTMAX:
-            scores = tl.where(in_keys[None, :], scores * scale, float("-inf"))
-            higher = tl.maximum(most, tl.max(scores, 1))
-            weights = tl.exp2(scores - higher[:, None])
-            shrink = tl.exp2(most - higher)
-            total = total * shrink + tl.sum(weights, 1)
-            acc = acc * shrink[:, None]
-            most = higher
-        else:
-            # A key outside is zero, and silu(0) = 0.
-            weights = scores / (1.0 + tl.exp2(scores * -1.4426950408889634))
-        acc = dot(narrow(weights, v.dtype.element_ty, WIDEN), value, acc, WIDEN)
+    acc, total = attend_keys(queries, k, v, first, last, head, scale, H, K, BM, BN, BK, SOFTMAX, WIDEN)
     # No key at all: the sum is empty and the answer zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None] if SOFTMAX else acc * scale
     tl.store(out + q_rows[:, None] + width[None, :], narrow(acc, out.dtype.element_ty, WIDEN), mask=seen)

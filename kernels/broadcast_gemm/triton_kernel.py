@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.aot.case import AotCase
 from kernels.backends import Activation, interpreting
-from kernels.gpu.lang import dot, jit, narrow
+from kernels.gpu.lang import dot, jit, narrow, product_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,10 @@ def broadcast_gemm_kernel(
     tiles_n = tl.cdiv(N, BN)
     rows = (pid // tiles_n) * BM + tl.arange(0, BM)
     columns = (pid % tiles_n) * BN + tl.arange(0, BN)
-    inner = tl.arange(0, BK)
     in_rows, in_columns = rows < C, columns < N
     x_rows = x + rows.to(tl.int64)[:, None] * x_stride
     weight_rows = weight + columns.to(tl.int64)[None, :] * weight_stride
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in tl.range(0, K, BK):
-        in_k = (k + inner) < K
-        a = tl.load(x_rows + (k + inner)[None, :], mask=in_rows[:, None] & in_k[None, :], other=0.0)
-        b = tl.load(weight_rows + (k + inner)[:, None], mask=in_k[:, None] & in_columns[None, :], other=0.0)
-        acc = dot(a, b, acc, WIDEN)
+    acc = product_tile(x_rows, weight_rows, in_rows, in_columns, K, BM, BN, BK, WIDEN)
     seen = in_rows[:, None] & in_columns[None, :]
     if HAS_PART:
         if HAS_INDEX:

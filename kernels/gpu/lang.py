@@ -28,6 +28,41 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor, WIDEN: tl.constexpr) -> tl.t
 
 
 @jit
+def product_tile(
+    a_rows: tl.tensor,
+    b_columns: tl.tensor,
+    in_rows: tl.tensor,
+    in_columns: tl.tensor,
+    K: tl.tensor,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> tl.tensor:
+    """Return one tile [BM, BN] of A B^T in float32, both with K contiguous; rows outside count as zero.
+
+    Args:
+        a_rows: Where each row of A begins, [BM, 1].
+        b_columns: Where each row of B begins, [1, BN].
+        in_rows: Which rows of A are there, [BM].
+        in_columns: Which rows of B are there, [BN].
+        K: Length of a row.
+        BM: Rows of A in a tile.
+        BN: Rows of B in a tile.
+        BK: Elements of a row that are loaded at once.
+        WIDEN: Whether this is interpreted.
+    """
+    inner = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in tl.range(0, K, BK):
+        in_k = (k + inner) < K
+        a = tl.load(a_rows + (k + inner)[None, :], mask=in_rows[:, None] & in_k[None, :], other=0.0)
+        b = tl.load(b_columns + (k + inner)[:, None], mask=in_k[:, None] & in_columns[None, :], other=0.0)
+        acc = dot(a, b, acc, WIDEN)
+    return acc
+
+
+@jit
 def narrow(x: tl.tensor, dtype: tl.constexpr, WIDEN: tl.constexpr) -> tl.tensor:
     """Cast float32 to the type that is stored, to nearest even also in the interpreter."""
     if WIDEN and dtype == tl.bfloat16:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.aot.case import AotCase
 from kernels.backends import interpreting
-from kernels.gpu.lang import dot, jit, narrow
+from kernels.gpu.lang import jit, narrow, product_tile
 from kernels.gpu.launch import num_programs
 
 _TILES = {
@@ -39,7 +39,6 @@ def grouped_gemm_kernel(
     tile = tl.program_id(0)
     passed = 0
     tiles_n = tl.cdiv(N, BN)
-    inner = tl.arange(0, BK)
     for group in tl.range(0, G):
         begin = tl.load(offsets + group).to(tl.int32)
         end = tl.load(offsets + group + 1).to(tl.int32)
@@ -53,12 +52,7 @@ def grouped_gemm_kernel(
             in_rows, in_columns = rows < end, columns < N
             x_rows = x + rows.to(tl.int64)[:, None] * K
             weight_rows = weight_group + columns[None, :] * K
-            acc = tl.zeros((BM, BN), tl.float32)
-            for k in tl.range(0, K, BK):
-                in_k = (k + inner) < K
-                a = tl.load(x_rows + (k + inner)[None, :], mask=in_rows[:, None] & in_k[None, :], other=0.0)
-                b = tl.load(weight_rows + (k + inner)[:, None], mask=in_k[:, None] & in_columns[None, :], other=0.0)
-                acc = dot(a, b, acc, WIDEN)
+            acc = product_tile(x_rows, weight_rows, in_rows, in_columns, K, BM, BN, BK, WIDEN)
             target = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
             tl.store(target, narrow(acc, out.dtype.element_ty, WIDEN), mask=in_rows[:, None] & in_columns[None, :])
             tile += num_programs

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.aot.case import AotCase
 from kernels.backends import interpreting
-from kernels.gpu.lang import dot, jit, narrow
+from kernels.gpu.lang import jit, narrow, product_tile
 from kernels.gpu.launch import num_programs
 
 _FIELDS = 7
@@ -38,7 +38,6 @@ def linear_batch_kernel(
     """Write x_i W_i^T for every row of the table; program p takes tiles p, p + programs, .. of all in order."""
     tile = tl.program_id(0)
     passed = 0
-    inner = tl.arange(0, BK)
     for problem in tl.range(0, num_problems):
         row = table + problem * FIELDS
         M, N, K = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
@@ -59,12 +58,7 @@ def linear_batch_kernel(
             in_rows, in_columns = rows < M, columns < N
             x_rows = x + rows.to(tl.int64)[:, None] * x_stride
             weight_rows = weight + columns[None, :] * K
-            acc = tl.zeros((BM, BN), tl.float32)
-            for k in tl.range(0, K, BK):
-                in_k = (k + inner) < K
-                a = tl.load(x_rows + (k + inner)[None, :], mask=in_rows[:, None] & in_k[None, :], other=0.0)
-                b = tl.load(weight_rows + (k + inner)[:, None], mask=in_k[:, None] & in_columns[None, :], other=0.0)
-                acc = dot(a, b, acc, WIDEN)
+            acc = product_tile(x_rows, weight_rows, in_rows, in_columns, K, BM, BN, BK, WIDEN)
             target = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
             tl.store(target, narrow(acc, DTYPE, WIDEN), mask=in_rows[:, None] & in_columns[None, :])
             tile += programs

@@ -13,8 +13,6 @@ from tests.helpers.repository import PACKAGES, ROOT, files, module_of, python_fi
 LINES_MAX = 600
 KERNEL_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
-TRITON_LINES_MAX = 100
-"""Of a function in a Triton file: a kernel takes its pointers, strides and sizes one by one."""
 FILE_BYTES_MAX = 1 << 20
 # Suppressions of a checker. The number only falls: whoever removes some lowers it.
 SUPPRESSIONS_MAX = 25
@@ -55,11 +53,10 @@ def test_files_are_short() -> None:
 
 def test_functions_are_short() -> None:
     long = [
-        f"{name}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines, under {limit}"
+        f"{name}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines, under {FUNCTION_LINES_MAX}"
         for name in python_files()
-        for limit in [TRITON_LINES_MAX if name.endswith("triton_kernel.py") else FUNCTION_LINES_MAX]
         for node in functions(syntax(name))
-        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 >= limit
+        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 >= FUNCTION_LINES_MAX
     ]
     assert not long
 
