@@ -156,12 +156,12 @@ class RankGate(Gate):
         """
         work, budget_s = self.capacity.work_of(ask.num_candidates), ask.budget_ms / 1e3
         self._easiest.saw(work, budget_s)
-        self._shares.seen(ask.caller)
+        caller = self._shares.ask(ask.caller, work)
         super().check()
         self._check_start()
         predicted_share = self._check_wait(work, budget_s)
-        self._check_share(ask.caller, work, budget_s)
-        caller = self._shares.begin(ask.caller, work)
+        self._check_share(caller, work, budget_s)
+        self._shares.begin(caller, work)
         self.capacity.begin(work)
         self._step(1)
         place = Place()

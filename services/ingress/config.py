@@ -108,7 +108,7 @@ class AdmissionConfig(Config):
         budget_share: Share of its budget that a request may be expected to take; the rest is for what is not expected.
         contended_share: Share of what fits from which on each caller has its own share only.
         weights: Tenant or surface -> weight of its share; 1 for those not named.
-        memory_s: How long the share of a caller is kept for it after its last request, seconds.
+        memory_s: How long what a caller wanted is kept for it after its last request, seconds.
         callers_max: Pairs of tenant and surface that are told apart.
     """
 
@@ -159,6 +159,7 @@ class IngressConfig(Config):
         events_in_flight_max: Event appends at once in one replica; more are shed with 429.
         light_above_in_flight: Rank requests at once above which ``auto`` goes to the lowest tier; shedding quality
             first keeps answers coming under a burst.
+        light_above_load: Load, as admission measures it, above which it does so too; at 1 requests are shed.
         retry_after_s: What a shed client is told to wait at least, seconds.
         body_timeout_s: Longest time a client may take to send its body, seconds.
         precompute: Work after the answer.
@@ -183,6 +184,7 @@ class IngressConfig(Config):
     admission: AdmissionConfig = AdmissionConfig()
     events_in_flight_max: int = Field(32, ge=1)
     light_above_in_flight: int = Field(16, ge=1)
+    light_above_load: float = Field(0.5, gt=0, le=1)
     retry_after_s: int = Field(1, ge=1)
     body_timeout_s: float = Field(10, gt=0)
     precompute: PrecomputeConfig = PrecomputeConfig()

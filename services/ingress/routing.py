@@ -14,6 +14,7 @@ learned.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +43,7 @@ class RouteQuery:
         remaining_ms: Budget left, milliseconds.
         num_candidates: Candidates C of the request.
         in_flight: Rank requests in this ingress replica, this one included.
+        load: Work in flight over what can be answered within its budgets, as admission measures it; 1 is full.
         surface: Surface name.
         user: Canonical user id.
         as_of_s: Request time, seconds since the epoch.
@@ -54,6 +56,7 @@ class RouteQuery:
     surface: str = ""
     user: EntityId = ""
     as_of_s: int = 0
+    load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,20 @@ class BudgetRouter:
     Args:
         tiers: Best first.
         light_above_in_flight: Requests in flight above which the lowest tier is taken.
+        light_above_load: Load above which it is taken: below 1, so that quality goes before answers do.
     """
 
-    def __init__(self, tiers: Sequence[TierConfig], light_above_in_flight: int) -> None:
+    def __init__(
+        self, tiers: Sequence[TierConfig], light_above_in_flight: int, light_above_load: float = math.inf
+    ) -> None:
         self._tiers = tuple(tiers)
         self._names = tuple(tier.name for tier in tiers)
         self._light_above = light_above_in_flight
+        self._light_above_load = light_above_load
+
+    def occupancy(self, query: RouteQuery) -> float:
+        """Return in flight and load over their limits, the larger; above 1 nothing but the lowest tier is served."""
+        return max(query.in_flight / self._light_above, query.load / self._light_above_load)
 
     def choose(self, query: RouteQuery) -> TierChoice:
         """Return the tier for one request.
@@ -156,6 +167,9 @@ class BudgetRouter:
         if query.in_flight > self._light_above:
             allowed_for = f"{self._light_above} allowed for {self._names[0]}"
             return self.decide(self._names[-1], f"load: {query.in_flight} requests in flight, {allowed_for}")
+        if query.load > self._light_above_load:
+            full = f"load: {query.load:.0%} of what can be answered in time is in flight"
+            return self.decide(self._names[-1], f"{full}, {self._light_above_load:.0%} allowed for {self._names[0]}")
         best = self._tiers[0]
         if query.remaining_ms >= best.cost_ms:
             return None
@@ -177,7 +191,7 @@ class GainRouter:
     Args:
         config: The router's configuration.
         tiers: Best first.
-        light_above_in_flight: Requests in flight above which the lowest tier is taken.
+        limits: What load and budget leave.
         model: What each depth is worth.
         ranker: The ranker's configuration, which says the depth of each tier.
         clock: Time.
@@ -191,7 +205,7 @@ class GainRouter:
         self,
         config: RouterConfig,
         tiers: Sequence[TierConfig],
-        light_above_in_flight: int,
+        limits: BudgetRouter,
         model: GainModel,
         ranker: RankerConfig,
         clock: Clock,
@@ -200,9 +214,8 @@ class GainRouter:
         names = [tier.name for tier in tiers]
         if unknown := sorted(set(names) - set(ranker.tiers)):
             raise ConfigError(f"tiers {unknown} are none of the model's", field="tiers", value=str(names))
-        self._limits = BudgetRouter(tiers, light_above_in_flight)
+        self._limits = limits
         self._names = names
-        self._light_above = light_above_in_flight
         self._columns = [model.depths.index(ranker.depth(name)) for name in names]
         self._model = model
         self._config = config
@@ -224,7 +237,7 @@ class GainRouter:
         signals = self.users.get(query.user, query.as_of_s)
         worth = self._worth(signals, query.surface)
         costs = self.costs.of(query.num_candidates)
-        price = self.price.price(query.in_flight / self._light_above)
+        price = self.price.price(self._limits.occupancy(query))
         value = worth - price * costs / costs[0]
         # The cheaper tier of two that are worth the same.
         index = len(value) - 1 - int(np.argmax(value[::-1]))
@@ -264,7 +277,8 @@ def router_for(config: IngressConfig, weights: WeightSource, clock: Clock) -> Ti
         WeightsError: the gain model is of another form.
     """
     ranker = RankerConfig.model_validate(weights.json("model"))
+    limits = BudgetRouter(config.tiers, config.light_above_in_flight, config.light_above_load)
     model = GainModel.from_weights(weights, ranker.depths) if config.router.enabled else None
     if model is None:
-        return BudgetRouter(config.tiers, config.light_above_in_flight)
-    return GainRouter(config.router, config.tiers, config.light_above_in_flight, model, ranker, clock)
+        return limits
+    return GainRouter(config.router, config.tiers, limits, model, ranker, clock)

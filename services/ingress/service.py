@@ -75,7 +75,8 @@ class IngressService:
         self.clock = clock
         self._stations = stations
         self._directory = directory
-        first = FrontModel(model, router or BudgetRouter(config.tiers, config.light_above_in_flight))
+        limits = (config.tiers, config.light_above_in_flight, config.light_above_load)
+        first = FrontModel(model, router or BudgetRouter(*limits))
         self.serving = Serving(model.version, first, open_model or _nothing_else, tiers)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
@@ -307,6 +308,7 @@ class IngressService:
             remaining_ms=deadline.remaining_ms(),
             num_candidates=num_candidates,
             in_flight=self.rank_gate.in_flight,
+            load=self.rank_gate.load,
             surface=request.surface,
             user=user,
             as_of_s=as_of_s,

@@ -282,21 +282,37 @@ def test_weights_share_what_all_want() -> None:
     assert 2.0 <= outcome.of_caller["heavy"] / outcome.of_caller["light"] <= 4.0
 
 
-@pytest.mark.parametrize(("num_callers", "kept"), [(2, 2), (3, 3), (4, 4)])
+@pytest.mark.parametrize(("num_callers", "kept"), [(2, 2), (3, 3), (4, 4), (5, 4)])
 def test_callers_beyond_the_bound_are_one(num_callers: int, kept: int) -> None:
     shares = Shares({}, 1.0, 3, ManualClock())
-    counted = {shares.begin(Caller(str(number), "s"), 1.0) for number in range(num_callers)}
+    counted = {shares.ask(Caller(str(number), "s"), 1.0) for number in range(num_callers)}
     assert len(counted) == kept
     assert (Caller("others", "others") in counted) == (num_callers > 3)
 
 
-def test_a_caller_is_forgotten_after_a_while() -> None:
+def test_one_request_of_another_costs_a_place_or_two_and_only_for_a_while() -> None:
     clock = HandClock()
-    shares = Shares({}, 1.0, 8, clock)
-    shares.seen(Caller("a", "s"))
-    assert not shares.has_room(Caller("b", "s"), 1.0, 1.5)
-    clock.set(clock.monotonic_s() + 1.1)
-    assert shares.has_room(Caller("b", "s"), 1.0, 1.5)
+    shares, loud = Shares({}, 1.0, 8, clock), Caller("", "loud")
+    shares.ask(Caller("", "once"), 1.0)
+    shares.ask(loud, 1.0)
+    assert shares.has_room(loud, 8.5, 10.0)
+    assert not shares.has_room(loud, 8.6, 10.0)
+    clock.set(clock.monotonic_s() + 1.0)
+    assert shares.has_room(loud, 9.4, 10.0)
+    assert not shares.has_room(loud, 9.5, 10.0)
+    clock.set(clock.monotonic_s() + 3.0)
+    shares.ask(loud, 1.0)
+    assert shares.has_room(loud, 10.0, 10.0)
+
+
+def test_what_is_kept_for_another_is_at_most_its_share() -> None:
+    shares, first, second = Shares({"heavy": 3.0}, 1.0, 8, HandClock()), Caller("", "heavy"), Caller("", "light")
+    for caller in (first, second):
+        shares.ask(caller, 100.0)
+    assert shares.has_room(first, 7.5, 10.0)
+    assert not shares.has_room(first, 7.6, 10.0)
+    assert shares.has_room(second, 2.5, 10.0)
+    assert not shares.has_room(second, 2.6, 10.0)
 
 
 async def test_overload_is_shed_before_any_station_is_called() -> None:
@@ -315,3 +331,18 @@ async def test_overload_is_shed_before_any_station_is_called() -> None:
         task.cancel()
     await mesh.manual.advance(0)
     assert mesh.ingress.counters()["shed_requests.rank"] == 1
+
+
+async def test_quality_goes_before_answers_do() -> None:
+    clock = HandClock()
+    mesh = FakeMesh(IngressConfig(), clock)
+    gate = mesh.ingress.rank_gate
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    request = RankRequest(user_id=1, candidates=[1, 2])
+    with ExitStack() as held:
+        assert (await mesh.ingress.rank(request))["tier"] == "full"
+        while gate.load <= 0.5:
+            held.enter_context(gate.admit(ask()))
+        answer = await mesh.ingress.rank(request)
+    assert answer["tier"] == "light"
+    assert answer["tier_reason"].startswith("load: ")

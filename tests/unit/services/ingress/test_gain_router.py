@@ -47,7 +47,9 @@ def model(unknown: tuple[float, float, float] = (0.0, 0.01, 0.02)) -> GainModel:
 
 
 def router(config: RouterConfig = CONFIG, clock: ManualClock | None = None, **changes: GainModel) -> GainRouter:
-    return GainRouter(config, TIERS, 10, changes.get("gain", model()), RANKER, clock or ManualClock())
+    return GainRouter(
+        config, TIERS, BudgetRouter(TIERS, 10), changes.get("gain", model()), RANKER, clock or ManualClock()
+    )
 
 
 def query(user: int = 1, asked: str = "auto", remaining_ms: float = 1_000, in_flight: int = 1) -> RouteQuery:
@@ -232,7 +234,7 @@ async def test_requests_are_served_lower_as_the_load_rises() -> None:
 def test_a_tier_that_the_model_lacks_is_a_configuration_error() -> None:
     tiers = (TierConfig(name="huge", cost_ms=1, rank_ms=1, timeout_ms=1),)
     with pytest.raises(ConfigError, match="huge"):
-        GainRouter(CONFIG, tiers, 10, model(), RANKER, ManualClock())
+        GainRouter(CONFIG, tiers, BudgetRouter(tiers, 10), model(), RANKER, ManualClock())
 
 
 def test_the_weights_decide_who_routes() -> None:

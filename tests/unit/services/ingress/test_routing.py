@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from services.ingress.config import IngressConfig, TierConfig
@@ -32,6 +34,20 @@ def test_auto_takes_the_best_tier_that_the_budget_allows(remaining_ms: float, ti
 @pytest.mark.parametrize(("in_flight", "tier"), [(9, "full"), (10, "full"), (11, "light")])
 def test_auto_goes_to_the_lowest_tier_under_load(in_flight: int, tier: str) -> None:
     assert ROUTER.choose(query(in_flight=in_flight)).tier == tier
+
+
+@pytest.mark.parametrize(("load", "tier"), [(0.0, "full"), (0.5, "full"), (0.51, "light"), (3.0, "light")])
+def test_auto_goes_to_the_lowest_tier_when_half_of_what_can_be_answered_is_in_flight(load: float, tier: str) -> None:
+    router = BudgetRouter(TIERS, 10, light_above_load=0.5)
+    choice = router.choose(replace(query(), load=load))
+    assert choice.tier == tier
+    assert choice.reason.startswith("load: ") == (tier == "light")
+
+
+@pytest.mark.parametrize(("in_flight", "load", "expected"), [(5, 0.0, 0.5), (1, 0.4, 0.8), (20, 0.4, 2.0)])
+def test_occupancy_is_the_larger_of_in_flight_and_load(in_flight: int, load: float, expected: float) -> None:
+    router = BudgetRouter(TIERS, 10, light_above_load=0.5)
+    assert router.occupancy(replace(query(in_flight=in_flight), load=load)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
