@@ -18,7 +18,10 @@ from services.ingress.config import AdmissionConfig
 from services.ingress.fairness import Caller, Shares
 from services.ingress.stats import IngressStats, Kind
 from shared.clock import Clock
-from shared.errors import DeadlineExceededError, OverloadedError
+from shared.errors import DeadlineExceededError, OverloadedError, StageUnavailableError
+
+_OVERLOADED = (DeadlineExceededError, OverloadedError, StageUnavailableError)
+"""How a request fails that should not have been let in: too late, a full queue, a station that was too late twice."""
 
 
 class Gate:
@@ -167,7 +170,7 @@ class RankGate(Gate):
         place = Place()
         try:
             yield place
-        except DeadlineExceededError:
+        except _OVERLOADED:
             place.is_late = True
             raise
         finally:

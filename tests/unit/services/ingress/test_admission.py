@@ -17,7 +17,13 @@ from services.ingress.config import AdmissionConfig, IngressConfig
 from services.ingress.fairness import Caller, Shares
 from services.ingress.stats import IngressStats
 from shared.clock import ManualClock
-from shared.errors import DeadlineExceededError, OverloadedError
+from shared.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    RankMeshError,
+    StageUnavailableError,
+)
 from shared.schema.api import RankRequest
 from tests.helpers.fake_stations import FakeMesh
 from tests.helpers.faulty import HANG
@@ -239,7 +245,16 @@ def test_what_nobody_would_pass_is_refused_before_its_body_is_read() -> None:
         gate.check()  # such a request might come again
 
 
-def test_misses_cut_what_may_be_waited_and_answers_give_it_back() -> None:
+@pytest.mark.parametrize(
+    ("error", "is_cut"),
+    [
+        (DeadlineExceededError("late", stage="ranking", deadline_ms=1_000), True),
+        (StageUnavailableError("preprocess did not answer, twice", stage="preprocess"), True),
+        (OverloadedError("ranking:full holds 32 pieces of work", retry_after_s=1), True),
+        (InvalidRequestError("no", field="tier", limit="full", value="x"), False),
+    ],
+)
+def test_misses_cut_what_may_be_waited_and_answers_give_it_back(error: RankMeshError, is_cut: bool) -> None:
     clock = HandClock()
     gate = rank_gate(clock)
     simulate(gate, clock, poisson(60, 0, 10, 1))
@@ -247,9 +262,9 @@ def test_misses_cut_what_may_be_waited_and_answers_give_it_back() -> None:
     with ExitStack() as held:
         for _ in range(15):
             held.enter_context(gate.admit(ask()))
-        with pytest.raises(DeadlineExceededError), gate.admit(ask()):
-            raise DeadlineExceededError("late", stage="ranking", deadline_ms=1_000)
-    assert gate.capacity.share < full
+        with pytest.raises(type(error)), gate.admit(ask()):
+            raise error
+    assert (gate.capacity.share < full) == is_cut
     simulate(gate, clock, poisson(15, 0, 10, 1))
     assert gate.capacity.share == full
 
