@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import httpx
 from rich.console import Console
 
 from benchmarks.client import get_json
-from cluster.config import DEFAULT_PATH, PORTS_PER_MESH, MeshConfig, load_mesh
+from cluster.config import DEFAULT_PATH, PORTS_PER_MESH, MeshConfig, WeightsConfig, load_mesh
 from cluster.environment import Ports
 from cluster.local import Mesh
 from cluster.loopback import is_listening
@@ -26,6 +26,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, StageUnavailableError
 from shared.settings import load_settings
 from shared.weights import WeightStore
+from shared.weights.deltas import parse_stamp
 from training.config import TrainConfig
 from training.data import Dataset, DatasetName, load_dataset
 
@@ -122,13 +123,31 @@ def running_site(where: Where) -> Iterator[Site]:
     elif found is not None:
         yield _attach(found.url, config, found.state.config_digest)
     else:
-        from cluster.cli.bring_up import Plan, bring_up
-        from cluster.cli.steps import Steps
+        with own_site(where) as site:
+            yield site
 
-        steps = Steps(Console(stderr=True, highlight=False), SystemClock())
-        plan = Plan.of(f"{where.name}-bench", free_port(config), where.config, None)
-        with bring_up(plan, steps, detached=False).mesh as mesh:
-            yield _attach(mesh.url, plan.mesh, mesh.state.config_digest)
+
+@contextmanager
+def own_site(where: Where, weights: WeightsConfig | None = None) -> Iterator[Site]:
+    """Bring a mesh up under ``<name>-bench``, and end it at the end of the block.
+
+    Args:
+        where: Its name and deployment file.
+        weights: What it serves instead of what the file says.
+
+    Raises:
+        RankMeshError: it cannot be brought up.
+    """
+    from cluster.cli.bring_up import Plan, bring_up
+    from cluster.cli.steps import Steps
+
+    steps = Steps(Console(stderr=True, highlight=False), SystemClock())
+    port = free_port(load_mesh(where.config or DEFAULT_PATH))
+    plan = Plan.of(f"{where.name}-bench", port, where.config, None)
+    if weights is not None:
+        plan = replace(plan, mesh=plan.mesh.model_copy(update={"weights": weights}))
+    with bring_up(plan, steps, detached=False).mesh as mesh:
+        yield _attach(mesh.url, plan.mesh, mesh.state.config_digest)
 
 
 def free_port(config: MeshConfig) -> int:
@@ -147,7 +166,7 @@ def free_port(config: MeshConfig) -> int:
 def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
     settings = load_settings()
     model = _model(url)
-    version = str(model["version"])
+    version, _ = parse_stamp(str(model["version"]))
     source = WeightStore(weights_url(config, settings.var_dir)).open(version)
     metrics = source.json("metrics")
     train = TrainConfig.model_validate(metrics["train"])

@@ -14,11 +14,12 @@ from models.random_weights import random_weights
 from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
-from services.embedding.service import EmbeddingService, ShardRows
+from services.embedding.service import EmbeddingService
 from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
+from services.ingress.serving import FrontModel
 from services.preprocess.config import PreprocessConfig
 from services.preprocess.service import PreprocessService
 from services.ranking.config import RankingConfig
@@ -30,12 +31,13 @@ from services.speculative.foundation import FoundationService
 from services.speculative.service import SpeculativeService
 from services.speculative.store import EmbeddingStore
 from shared.clock import Clock, SystemClock
+from shared.errors import WeightsError
 from shared.handle import LocalHandle
 from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.api import ApiLimits, RankRequest, RankResponse
 from shared.userlog import MemoryUserLog
-from shared.weights.held import OneVersion
+from shared.weights.held import OneVersion, Versions
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.fake_stations import FakeDirectory
 from tests.helpers.faulty import FaultyService
@@ -119,6 +121,7 @@ class LocalMesh:
             self.clock,
             "ingress-0",
             logger=self._logger,
+            open_model=self._open_model,
         )
 
     @classmethod
@@ -158,16 +161,16 @@ class LocalMesh:
 
     def _build(self, source: MemorySource) -> dict[str, Any]:
         parts = Parts.of(source, self.config.num_shards)
-        version, clock, logger = source.version, self.clock, self._logger
+        version, clock, logger, held = source.version, self.clock, self._logger, self._held
         speculative = SpeculativeConfig(width=parts.config.speculative_width, store_timeout_ms=30_000)
         store = EmbeddingStore(self.redis, speculative, version, clock)
         return {
             "preprocess": PreprocessService(
-                PreprocessConfig(), OneVersion(version, parts.extractor), clock, "preprocess-0", logger
+                PreprocessConfig(), held("preprocess", version, parts.extractor), clock, "preprocess-0", logger
             ),
             "sequence": SequenceService(
                 SequenceConfig(store_timeout_ms=30_000),
-                OneVersion(version, parts.encoder),
+                held("sequence", version, parts.encoder),
                 self.log,
                 clock,
                 "sequence-0",
@@ -176,21 +179,23 @@ class LocalMesh:
             **{
                 f"embedding:{shard}": EmbeddingService(
                     EmbeddingConfig(shard=shard, num_shards=self.config.num_shards),
-                    OneVersion[ShardRows](version, tables),
+                    held(f"embedding:{shard}", version, tables),
                     clock,
                     f"embedding-{shard}-0",
                     logger,
                 )
                 for shard, tables in enumerate(parts.tables)
             },
-            "speculative": SpeculativeService(speculative, OneVersion(version, store), clock, "speculative-0", logger),
+            "speculative": SpeculativeService(
+                speculative, held("speculative", version, store), clock, "speculative-0", logger
+            ),
             "foundation": FoundationService(
-                FoundationConfig(), OneVersion(version, parts.ranker), clock, "foundation-0", logger
+                FoundationConfig(), held("foundation", version, parts.ranker), clock, "foundation-0", logger
             ),
             **{
                 f"ranking:{tier.name}": RankingService(
                     RankingConfig(tier=tier.name),
-                    OneVersion(version, parts.ranker),
+                    held(f"ranking:{tier.name}", version, parts.ranker),
                     clock,
                     f"ranking-{tier.name}-0",
                     logger,
@@ -198,6 +203,14 @@ class LocalMesh:
                 for tier in self.config.tiers
             },
         }
+
+    def _open_model(self, version: str) -> FrontModel:
+        """Return what the ingress needs of another version."""
+        raise WeightsError(f"this mesh has one version, is asked for {version}")
+
+    def _held(self, station: str, version: str, part: Any) -> Versions[Any]:
+        """Return what a station answers for."""
+        return OneVersion(version, part)
 
     def _connect(self) -> Stations:
         handles = {name: LocalHandle(name, service) for name, service in self.services.items()}
