@@ -122,7 +122,7 @@ BENCHMARKS: dict[str, Entry] = {
     ),
     "oneseq": Entry(
         "benchmarks.models.oneseq:run",
-        "events of several sources as one sequence against a sequence a source: NE and operators; three seeds, 6 minutes",
+        "events of several sources as one sequence against one a source: NE and operators; three seeds, 6 minutes",
         ("ne_signals_all_merged", "ne_signals_all_separate", "operators_merged", "operators_separate"),
     ),
     "length": Entry(
@@ -154,6 +154,11 @@ BENCHMARKS: dict[str, Entry] = {
         "benchmarks.weights.loading:run",
         "1 GB of weights at 20 MB/s a stream: one stream against eight, and four replicas that share; 2 minutes",
         ("speedup_8_streams", "origin_reads_4_replicas", "load_s_1", "load_s_8"),
+    ),
+    "update": Entry(
+        "benchmarks.weights.mesh_update:run",
+        "20 requests a second to a mesh with 20 updates of its weights a second, against none",
+        ("p99_ratio", "p99_ms_idle", "p99_ms_updates", "answers_wrong", "answers_not_whole"),
     ),
     "update_in_process": Entry(
         "benchmarks.weights.update:run",
