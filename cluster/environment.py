@@ -160,6 +160,11 @@ def ray_environment(config: MeshConfig, folders: MeshFolders, python_path: Path)
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # A dead proxy is 23 to 30 s without HTTP at the default of 10 s.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # Every replica writes its counters, and the controller looks at all of them, ten times a second by default: a
+        # tenth of a core that requests have more use for. Nobody reads them that often.
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",
+        "RAY_SERVE_ROUTER_QUEUE_LEN_GAUGE_THROTTLE_S": "2",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
         # No lines of Serve on the terminal, and its request log written in batches.
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",

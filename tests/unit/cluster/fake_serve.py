@@ -130,7 +130,7 @@ class FakeServeHandle:
     def running_replicas_populated(self) -> bool:
         return self._populated
 
-    def options(self, *, _by_reference: bool) -> Any:
+    def options(self, *, _by_reference: bool, **serialization: str) -> Any:
         handle = self
 
         class Bound:
