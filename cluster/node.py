@@ -68,7 +68,11 @@ class Node:
 
     def open_door(self) -> None:
         """Start Serve's controller and its HTTP door."""
-        serve.start(http_options={"host": self._config.http.host, "port": self._config.http.port})
+        http = self._config.http
+        options = {"host": http.host, "port": http.port}
+        if http.tls is not None and http.ingress == "proxy":  # else HAProxy ends TLS, and the replicas speak HTTP to it
+            options |= {"ssl_certfile": str(http.tls.certificate_file), "ssl_keyfile": str(http.tls.key_file)}
+        serve.start(http_options=options)
 
     def run(self, place: Place, progress: Callable[[int, int], None]) -> None:
         """Start every station and wait until all are healthy.

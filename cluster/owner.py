@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
+from cluster.front_door import pem_bundle
 from cluster.loopback import get_status, is_listening, write_haproxy
 from cluster.priority import can_raise
 from cluster.processes import end_members, wait_until
@@ -124,6 +125,8 @@ class Owner:
         self._start_node(version, weights_url, store)
         self._say("ready", "serving")
         self._logger.info("mesh_ready", version=version, url=self._state.url)
+        if not self._config.http.is_loopback and self._config.http.tls is None:
+            self._logger.warning("answers_and_tokens_travel_unencrypted", host=self._config.http.host)
 
     def _start_store(self) -> StoreConfig:
         section = self._config.store
@@ -139,7 +142,9 @@ class Owner:
         self._check_stop()
         variables = ray_environment(self._config, self._folders, _ROOT)
         if self._config.http.ingress == "haproxy":
-            program = write_haproxy(self._folders.short, loopback=self._config.http.is_loopback)
+            http, folder = self._config.http, self._folders.short
+            bundle = None if http.tls is None else pem_bundle(http.tls, folder)
+            program = write_haproxy(folder, port=http.port, bundle=bundle)
             variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(program)
         export(variables)
         from cluster.node import Node
@@ -160,9 +165,12 @@ class Owner:
         place = Place(self._config, version, weights_url, store, plans, search, can_raise())
         self._node.run(place, progress)
 
+        tls = self._config.http.tls
+        certificate = None if tls is None else tls.certificate_file
+
         def is_ready() -> bool:
             self._check_stop()
-            return get_status(f"{self._state.url}/readyz", timeout_s=2.0) == 200
+            return get_status(f"{self._state.url}/readyz", 2.0, certificate) == 200
 
         if not wait_until(is_ready, self._clock, self._config.ray.start_timeout_s):
             raise StageUnavailableError(f"{self._state.url}/readyz does not answer 200", stage="ingress")

@@ -382,10 +382,20 @@ class Ingress(Station):
         return {"replica": self.replica, **said, "feedback": self.service.feedback.sums()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the application that this replica serves."""
+        """Return the application that this replica serves.
+
+        Raises:
+            ConfigError: others could reach it without a token, or the file of tokens cannot be used.
+        """
+        from cluster.front_door import check_wide
+        from services.ingress.auth import TokenFile
         from services.ingress.http import create_app
 
-        return create_app(self.service)
+        http = self.place.config.http
+        check_wide(http)
+        if http.tokens_file is None:
+            return create_app(self.service)
+        return create_app(self.service, TokenFile(http.tokens_file, self.clock, self.logger.bind(service="ingress")))
 
 
 def open_ranker(place: Place, base: str, plans: Path | None, logger: JsonLogger) -> LiveSeries[CandidateRanker]:

@@ -9,6 +9,8 @@ The tree (HTTP status in brackets, ``*`` = a retry on another replica may help):
     │   ├── UnsupportedMediaTypeError [415]
     │   ├── NotAcceptableError [406]      the client accepts no media type that the answer can have
     │   └── SlowBodyError [408]           the body did not arrive in time
+    ├── UnauthenticatedError [401]        no bearer token, or one that nobody has
+    ├── ForbiddenError [403]              the token does not allow it
     ├── OverloadedError [429] *           shed before any work; carries retry_after_s
     ├── DeadlineExceededError [504]       the budget is gone and there is no answer to give
     ├── StageUnavailableError [503] *     a station has no live replica, or one died under the call
@@ -98,6 +100,20 @@ class SlowBodyError(InvalidRequestError):
 
     code = "slow_body"
     http_status = 408
+
+
+class UnauthenticatedError(RankMeshError):
+    """The request carries no bearer token, or one that nobody has; the token is never part of the message."""
+
+    code = "unauthenticated"
+    http_status = 401
+
+
+class ForbiddenError(RankMeshError):
+    """The token is known and does not allow this; context has ``field``."""
+
+    code = "forbidden"
+    http_status = 403
 
 
 class OverloadedError(RankMeshError):

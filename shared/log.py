@@ -40,11 +40,13 @@ _URL_QUERY = re.compile(
     r"(?P<name>[?&][\w.-]{0,64}?(?:token|passw(?:or)?d|secret|api_?key|credential|signature)[\w.-]{0,64}=)[^&\s#]+",
     re.IGNORECASE,
 )
+_BEARER = re.compile(r"(?P<scheme>\bbearer )[^\s\"',]+", re.IGNORECASE)
 
 
 def redact_text(text: str) -> str:
-    """Return the text without the credentials of URLs in it: ``redis://:pw@host`` becomes ``redis://***@host``."""
-    return _URL_QUERY.sub(rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", text))
+    """Return the text without credentials: of URLs (``redis://:pw@host`` becomes ``redis://***@host``) and headers."""
+    text = _URL_QUERY.sub(rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", text))
+    return _BEARER.sub(rf"\g<scheme>{REDACTED}", text)
 
 
 def redact(value: object, name: str = "") -> Any:

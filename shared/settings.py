@@ -8,6 +8,10 @@ All are optional; configuration proper lives in YAML files (see ``shared.config`
 | RANKMESH_DATA_DIR | folder of training data | <var>/data |
 | RANKMESH_LOG_LEVEL | debug, info, warning, error | info |
 | RANKMESH_NATIVE | "0" keeps every kernel on its portable path | 1 |
+| RANKMESH_TOKENS_FILE | tokens that a mesh started here accepts, where its configuration names no file | none |
+| RANKMESH_TOKEN | token that the command line sends | none |
+| RANKMESH_TOKEN_FILE | file with that token, where RANKMESH_TOKEN is not set | none |
+| RANKMESH_CA_FILE | certificates that the command line trusts beside the system's | none |
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from shared.errors import ConfigError
 
 
 class Settings(BaseModel):
@@ -27,6 +33,31 @@ class Settings(BaseModel):
     data_dir: Path = Path("var/data")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     native: bool = True
+    tokens_file: Path | None = None
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    def client_token(self) -> str | None:
+        """Return the token that a client sends, None when there is none.
+
+        Raises:
+            ConfigError: its file cannot be read or is empty.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the token in {self.token_file}: {type(error).__name__}",
+                field="RANKMESH_TOKEN_FILE", value=str(self.token_file),
+            ) from error  # fmt: skip
+        if not token:
+            raise ConfigError(f"{self.token_file} is empty", field="RANKMESH_TOKEN_FILE", value=str(self.token_file))
+        return token
 
 
 def load_settings() -> Settings:
@@ -41,12 +72,22 @@ def load_settings() -> Settings:
         data_dir=Path(os.environ.get("RANKMESH_DATA_DIR", str(var_dir / "data"))),
         log_level=os.environ.get("RANKMESH_LOG_LEVEL", "info").lower(),
         native=os.environ.get("RANKMESH_NATIVE", "1") != "0",
+        tokens_file=_path("RANKMESH_TOKENS_FILE"),
+        token=SecretStr(token) if (token := os.environ.get("RANKMESH_TOKEN")) else None,
+        token_file=_path("RANKMESH_TOKEN_FILE"),
+        ca_file=_path("RANKMESH_CA_FILE"),
     )
 
 
+def _path(name: str) -> Path | None:
+    text = os.environ.get(name)
+    return Path(text) if text else None
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
-    """Return a copy of this process's environment for a child, with overrides."""
-    return {**os.environ, **overrides}
+    """Return a copy of this process's environment for a child, with overrides; the client's token is not handed on."""
+    kept = {name: value for name, value in os.environ.items() if name != "RANKMESH_TOKEN"}
+    return {**kept, **overrides}
 
 
 def export(variables: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.ingress import body
+from services.ingress.auth import OPEN_PATHS, Tokens
 from services.ingress.directory import HealthBody
 from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
@@ -38,19 +39,26 @@ PAGE_HEADERS = {
 _INT64 = 1 << 63
 
 
-def create_app(service: IngressService) -> FastAPI:
-    """Return the application that serves one ingress replica."""
+def create_app(service: IngressService, tokens: Tokens | None = None) -> FastAPI:
+    """Return the application that serves one ingress replica.
+
+    Args:
+        service: The ingress.
+        tokens: Who may call; None: everybody.
+    """
     app = FastAPI(title="rankmesh", version=API_VERSION, redirect_slashes=False, docs_url=None, redoc_url=None)
-    document = openapi_document(service.config)
+    document = openapi_document(service.config, asks_for_token=tokens is not None)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
     _add_rank(app, service)
     _add_events(app, service)
     _add_forget(app, service)
     _add_views(app, service)
-    _add_page(app, load_page())
+    _add_page(app, page := load_page())
     app.add_exception_handler(RankMeshError, _on_known_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_unknown_error)
+    if tokens is not None:
+        app.add_middleware(AskForToken, tokens=tokens, open_paths=frozenset((*OPEN_PATHS, *page)))
     app.add_middleware(HeadAsGet)
     return app
 
@@ -171,6 +179,10 @@ def _error(status: int, code: str, message: str, headers: dict[str, str] | None 
 
 async def _on_known_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RankMeshError)  # registered for this class alone
+    return _refusal(error)
+
+
+def _refusal(error: RankMeshError) -> Response:
     context = {
         name: str(value)[:100] if isinstance(value, int) and not -_INT64 <= value < _INT64 else value
         for name, value in error.context.items()
@@ -178,6 +190,8 @@ async def _on_known_error(_: Request, error: Exception) -> Response:
     headers = {}
     if error.http_status in (429, 503):
         headers["Retry-After"] = str(max(1, round(float(error.context.get("retry_after_s") or 1))))
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="rankmesh"'
     if error.context.get("field") == "content-encoding":
         headers["Accept-Encoding"] = ", ".join(body.ENCODINGS)  # RFC 7694: what a client may send instead
     content = orjson.dumps({"code": error.code, "message": error.message, "context": context})
@@ -220,3 +234,28 @@ class HeadAsGet:
             await send(message)
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+class AskForToken:
+    """Lets a request through that carries a token, as its tenant's; everything but probes and the page asks for one.
+
+    Args:
+        app: What is asked for.
+        tokens: Who may call.
+        open_paths: Exact paths that ask for none.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._open = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and not (scope["method"] == "GET" and scope["path"] in self._open):
+            try:
+                scope = self._tokens.admit(scope)
+            except RankMeshError as error:
+                await _refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

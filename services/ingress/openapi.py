@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.ingress.auth import OPEN_PATHS
 from services.ingress.body import JSON, MEDIA_TYPES
 from services.ingress.config import IngressConfig
 from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
@@ -30,6 +31,8 @@ _SCHEMAS: tuple[type[BaseModel], ...] = (
 
 _REFUSALS = {
     "400": "The body is not valid JSON or msgpack.",
+    "401": "No bearer token, or one that nobody has.",
+    "403": "The token speaks for another tenant.",
     "406": "The client accepts neither JSON nor msgpack.",
     "408": "The body did not arrive in time.",
     "413": "The body is over the limit.",
@@ -40,6 +43,8 @@ _REFUSALS = {
     "503": "A station that the answer cannot do without is out of reach.",
     "504": "The time budget went before there was any answer.",
 }
+
+_ACCESS = ("401", "403")
 
 _RANK_HEADERS = [
     {
@@ -69,8 +74,13 @@ _ID = {
 }
 
 
-def openapi_document(config: IngressConfig) -> Document:
-    """Return the document for one deployment."""
+def openapi_document(config: IngressConfig, *, asks_for_token: bool = False) -> Document:
+    """Return the document for one deployment.
+
+    Args:
+        config: The ingress.
+        asks_for_token: Whether all but the probes ask for a bearer token.
+    """
     _, definitions = models_json_schema(
         [(cls, "serialization" if cls.__name__.endswith(("Response", "Body")) else "validation") for cls in _SCHEMAS],
         ref_template="#/components/schemas/{model}",
@@ -78,6 +88,21 @@ def openapi_document(config: IngressConfig) -> Document:
     schemas: Document = definitions["$defs"]
     schemas |= {"IntegerId": _INTEGER_ID, "StringId": _STRING_ID, "Id": _ID}
     _apply_limits(schemas, config)
+    document = _document(schemas)
+    if asks_for_token:
+        _add_access(document)
+    return document
+
+
+def _add_access(document: Document) -> None:
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values() if path not in OPEN_PATHS else ():
+            operation["security"] = [{"bearer": []}]
+            operation["responses"] |= {status: _refusal(status) for status in _ACCESS}
+
+
+def _document(schemas: Document) -> Document:
     return {
         "openapi": "3.1.0",
         "info": {
@@ -122,7 +147,7 @@ def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel
                 "description": "The answer.",
                 "content": {media: {"schema": _ref(answer.__name__)} for media in MEDIA_TYPES},
             },
-            **{status: _refusal(status) for status in _REFUSALS},
+            **{status: _refusal(status) for status in _REFUSALS if status not in _ACCESS},
         },
     }
 
@@ -179,6 +204,8 @@ def _refusal(status: str) -> Document:
     answer: Document = {"description": _REFUSALS[status], "content": {JSON: {"schema": _ref("ErrorBody")}}}
     if status in ("429", "503"):
         answer["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+    if status == "401":
+        answer["headers"] = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
     return answer
 
 

