@@ -2,7 +2,7 @@
 
 from models.updates.arena import RowArena
 from models.updates.live import LiveConfig, LiveState, LiveWeights, UpdateStatus
-from models.updates.source import LiveSource, built_by, held_rows, live_weights
+from models.updates.source import LiveSource, held_rows, live_weights
 
 __all__ = [
     "LiveConfig",
@@ -11,7 +11,6 @@ __all__ = [
     "LiveWeights",
     "RowArena",
     "UpdateStatus",
-    "built_by",
     "held_rows",
     "live_weights",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -172,16 +172,3 @@ class LiveSource:
                     file=group,
                 )
         return tensors
-
-
-def built_by(base: WeightSource, make: Callable[[WeightSource], Any]) -> Build:
-    """Return a ``build`` that makes a station's half of the model from each state, e.g. ``CandidateRanker``.
-
-    A ``make`` that also answers the golden request refuses every update after which the answers are not those that the
-    update itself brought.
-
-    Args:
-        base: The version.
-        make: From the weights of a state to what serves; must not keep them.
-    """
-    return lambda state, before: make(LiveSource(base, state))
