@@ -8,17 +8,18 @@ hash where the table has ``num_rows`` instead. A number becomes 1 + how many bou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.segmented_topk import segmented_topk
-from models.config import FeatureConfig, RankerConfig
+from models.config import CATALOG_FEATURES, RankerConfig
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
 from shared.errors import InvalidRequestError
 from shared.hashing import hash64, mix_keys
-from shared.wire import CandidateBatch, IdLists, Numbers
+from shared.wire import CandidateBatch, Column, IdLists, Numbers
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Jagged: TypeAlias = tuple[Ints, Ints]
@@ -48,6 +49,18 @@ def check_carried(batch: CandidateBatch, config: RankerConfig) -> None:
             )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _IdFeature:
+    """What is known of one id feature before a request comes; ``num_rows`` 0: the table has a vocabulary."""
+
+    name: str
+    ids_max: int
+    table: str
+    num_rows: int
+    salt: int
+    is_carried: bool
+
+
 class CarriedRows:
     """Maps carried features to rows.
 
@@ -59,11 +72,16 @@ class CarriedRows:
     def __init__(self, config: RankerConfig, vocabularies: Mapping[str, Vocabulary]) -> None:
         self._config = config
         self._vocabularies = vocabularies
-        self._bounds = {
-            feature.name: np.array(feature.number_bounds, np.float32)
-            for feature in config.candidate_features
-            if feature.number_bounds is not None
-        }
+        self._bounds: dict[str, npt.NDArray[np.float32]] = {}
+        self._lists: list[_IdFeature] = []
+        for feature in config.candidate_features:
+            if feature.number_bounds is not None:
+                self._bounds[feature.name] = np.array(feature.number_bounds, np.float32)
+            elif feature.name != "item_id":
+                num_rows = config.table(feature.table).num_rows or 0
+                salt, is_carried = hash64(feature.name.encode()), feature.name not in CATALOG_FEATURES
+                self._lists.append(_IdFeature(feature.name, feature.ids_max, feature.table, num_rows, salt, is_carried))
+        self._lists.sort(key=lambda each: not each.num_rows)  # hashed ones first, so that they lie side by side
 
     def rows(self, batch: CandidateBatch) -> dict[str, Jagged]:
         """Return rows and offsets of every feature that must be carried or is.
@@ -72,20 +90,18 @@ class CarriedRows:
             InvalidRequestError: see ``check_carried``.
         """
         check_carried(batch, self._config)
-        found: dict[str, Jagged] = {}
-        lists: list[tuple[FeatureConfig, IdLists]] = []
-        nothing = IdLists(np.zeros(len(batch) + 1, np.int64), np.zeros(0, np.int64))
-        for feature in self._config.candidate_features:
+        found = {name: self._number_rows(name, batch.features.get(name), len(batch)) for name in self._bounds}
+        nothing = (np.zeros(0, np.int64), np.zeros(len(batch) + 1, np.int64))
+        carried: list[tuple[_IdFeature, IdLists]] = []
+        for feature in self._lists:
             column = batch.features.get(feature.name)
-            if feature.number_bounds is not None:
-                found[feature.name] = self._number_rows(feature.name, column, len(batch))
-            elif isinstance(column, IdLists):
-                lists.append((feature, column))
-            elif feature in self._config.carried_features:
-                found[feature.name] = (nothing.ids, nothing.offsets)
-        return found | self._list_rows(lists)
+            if isinstance(column, IdLists):
+                carried.append((feature, column))
+            elif feature.is_carried:
+                found[feature.name] = nothing
+        return found | self._list_rows(carried) if carried else found
 
-    def _number_rows(self, name: str, column: object, count: int) -> Jagged:
+    def _number_rows(self, name: str, column: Column | None, count: int) -> Jagged:
         offsets = np.arange(count + 1, dtype=np.int64)
         if not isinstance(column, Numbers):
             return np.full(count, OOV_ROW, np.int64), offsets
@@ -93,24 +109,30 @@ class CarriedRows:
         rows[np.isnan(column.values)] = OOV_ROW
         return rows, offsets
 
-    def _list_rows(self, lists: Sequence[tuple[FeatureConfig, IdLists]]) -> dict[str, Jagged]:
-        """Return the rows of all id lists; those of hashed tables are hashed in one go."""
-        kept = _cut([(feature.ids_max, column) for feature, column in lists])
-        hashed = [index for index, (feature, _) in enumerate(lists) if self._config.table(feature.table).num_rows]
+    def _list_rows(self, carried: Sequence[tuple[_IdFeature, IdLists]]) -> dict[str, Jagged]:
+        """Return the rows of all id lists, which are cut and hashed as one array."""
+        columns = [column for _, column in carried]
+        num_candidates = len(columns[0].offsets) - 1
+        ids = np.concatenate([column.ids for column in columns])
+        lengths = np.concatenate([np.diff(column.offsets) for column in columns])
+        most = np.repeat([feature.ids_max for feature, _ in carried], num_candidates)
+        if bool((lengths > most).any()):
+            ids = ids[_kept(columns, lengths, most)]
+            lengths = np.minimum(lengths, most)
+        offsets = np.zeros((len(carried), num_candidates + 1), np.int64)
+        np.cumsum(lengths.reshape(len(carried), num_candidates), axis=1, out=offsets[:, 1:])
+        sizes = offsets[:, -1]
+        num_hashed = sum(feature.num_rows > 0 for feature, _ in carried)
+        hashed, hashed_sizes = [feature for feature, _ in carried[:num_hashed]], sizes[:num_hashed]
+        salts = np.repeat(np.array([feature.salt for feature in hashed], np.uint64), hashed_sizes)
+        num_rows = np.repeat(np.array([feature.num_rows for feature in hashed], np.int64), hashed_sizes)
+        ids[: len(salts)] = hash_rows(ids[: len(salts)], salts, num_rows)
         found: dict[str, Jagged] = {}
-        if hashed:
-            parts = [kept[index][0] for index in hashed]
-            sizes = [len(part) for part in parts]
-            features = [lists[index][0] for index in hashed]
-            num_rows = [self._config.table(feature.table).num_rows or 0 for feature in features]
-            salts = np.array([hash64(feature.name.encode()) for feature in features], np.uint64)
-            rows = hash_rows(np.concatenate(parts), np.repeat(salts, sizes), np.repeat(np.array(num_rows), sizes))
-            pieces = np.split(rows, np.cumsum(sizes)[:-1])
-            for index, feature, piece in zip(hashed, features, pieces, strict=True):
-                found[feature.name] = (piece, kept[index][1])
-        for (feature, _), (ids, offsets) in zip(lists, kept, strict=True):
-            if feature.name not in found:
-                found[feature.name] = (self._vocabularies[feature.table].rows(ids), offsets)
+        ends = np.cumsum(sizes)
+        for index, (feature, _) in enumerate(carried):
+            own = ids[ends[index] - sizes[index] : ends[index]]
+            rows = own if feature.num_rows else self._vocabularies[feature.table].rows(own)
+            found[feature.name] = (rows, offsets[index])
         return found
 
 
@@ -123,26 +145,29 @@ def hash_rows(keys: Ints, salts: npt.NDArray[np.uint64], num_rows: Ints) -> Ints
     return np.asarray((high * (num_rows - 1).astype(np.uint64)) >> np.uint64(32), np.int64) + 1
 
 
-def _cut(lists: Sequence[tuple[int, IdLists]]) -> list[Jagged]:
-    """Return ids and offsets of each list, cut to its most ids a candidate."""
-    cut: list[Jagged] = [(column.ids, column.offsets) for _, column in lists]
-    too_long: dict[int, list[int]] = {}
-    for index, (ids_max, column) in enumerate(lists):
-        if len(column.ids) and int(np.diff(column.offsets).max()) > ids_max:
-            too_long.setdefault(ids_max, []).append(index)
-    for ids_max, indices in too_long.items():  # one call for all features of one length
-        columns = [lists[index][1] for index in indices]
-        weights = [np.zeros(len(c.ids), np.float32) if c.weights is None else c.weights for c in columns]
-        ends = np.cumsum([0, *(len(column.ids) for column in columns)])
-        offsets = [column.offsets[:-1] + begin for column, begin in zip(columns, ends[:-1], strict=True)]
-        chosen, kept = segmented_topk(np.concatenate(weights), np.concatenate([*offsets, ends[-1:]]), ids_max)
-        chosen.sort()  # back to the order in which they were sent; a segment keeps its place
-        ids = np.concatenate([column.ids for column in columns])[chosen]
-        count = len(columns[0].offsets) - 1
-        for place, index in enumerate(indices):
-            own = kept[place * count : (place + 1) * count + 1]
-            cut[index] = (ids[own[0] : own[-1]], own - own[0])
-    return cut
+def _kept(columns: Sequence[IdLists], lengths: Ints, most: Ints) -> npt.NDArray[np.bool_]:
+    """Return which ids stay: bool over the ids of all columns; only lists that are too long are looked into.
+
+    Args:
+        columns: Id lists of F features.
+        lengths: int64 [F * C], of every list.
+        most: int64 [F * C], how many ids of each may stay.
+    """
+    kept = np.ones(int(lengths.sum()), np.bool_)
+    starts = np.cumsum(lengths) - lengths
+    weights = np.concatenate(
+        [np.zeros(len(c.ids), np.float32) if c.weights is None else c.weights for c in columns]
+    )  # fmt: skip
+    is_long = lengths > most
+    for ids_max in np.unique(most[is_long]).tolist():
+        which = np.flatnonzero(is_long & (most == ids_max))
+        own = lengths[which]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(own)])
+        places = np.repeat(starts[which] - ends[:-1], own) + np.arange(ends[-1])
+        chosen, _ = segmented_topk(weights[places], ends, ids_max)
+        kept[places] = False
+        kept[places[chosen]] = True
+    return kept
 
 
 def prefer(carried: Jagged, known: Jagged) -> Jagged:

@@ -19,7 +19,8 @@ from shared.schema.features import FeatureBatch, JaggedIds
 from shared.schema.stamp import Stamp
 from shared.wire import CandidateBatch
 
-_WORD_BITS = 63
+_MARKS_MAX = 4 * 2**20
+"""Tables with more rows than this are de-duplicated by sorting: marks of 16 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class CandidateFeatures:
 
 
 class FeatureExtractor:
-    """Maps candidates to rows.
+    """Maps candidates to rows; for one thread.
 
     Args:
         config: The ranker's configuration.
@@ -60,6 +61,7 @@ class FeatureExtractor:
         self._items = vocabularies["item"]
         self._catalog = catalog
         self._carried = CarriedRows(config, vocabularies)
+        self._distinct = _Distinct()
 
     @classmethod
     def from_weights(cls, source: WeightSource) -> Self:
@@ -90,7 +92,7 @@ class FeatureExtractor:
         carried = self._carried.rows(batch)
         jagged = known | {name: prefer(own, known[name]) if name in known else own for name, own in carried.items()}
         features = self._config.candidate_features
-        unique_rows, positions = _unique_by_table(
+        unique_rows, positions = self._distinct.by_table(
             [feature.table for feature in features], [jagged[feature.name][0] for feature in features]
         )
         return CandidateFeatures(
@@ -109,42 +111,54 @@ class FeatureExtractor:
         )
 
 
-def _unique_by_table(
-    tables: Sequence[str], rows: Sequence[npt.NDArray[np.int64]]
-) -> tuple[dict[str, npt.NDArray[np.int64]], list[npt.NDArray[np.int32]]]:
-    """De-duplicate rows per table.
+class _Distinct:
+    """De-duplicates rows, without sorting where the tables are not too large for it."""
 
-    One sort for all tables: of 64-bit words that hold table, row and place, so that sorting moves the places along.
+    def __init__(self) -> None:
+        self._marks = np.zeros(0, np.int32)
 
-    Args:
-        tables: Table of each feature.
-        rows: Rows of each feature, at most 2**31 and at least 0.
+    def by_table(
+        self, tables: Sequence[str], rows: Sequence[npt.NDArray[np.int64]]
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], list[npt.NDArray[np.int32]]]:
+        """De-duplicate rows per table.
 
-    Returns:
-        table -> its distinct rows, ascending; and of each feature the positions of its ids in them.
-    """
-    names = list(dict.fromkeys(tables))
-    sizes = [len(part) for part in rows]
-    total = sum(sizes)
-    place_bits = max(total, 1).bit_length()
-    table_of = np.repeat(np.array([names.index(name) for name in tables], np.int64), sizes)
-    flat = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    row_bits = int(flat.max(initial=0)).bit_length()
-    if place_bits + row_bits + len(names).bit_length() > _WORD_BITS:
-        raise ValueError(
-            f"{total} ids of rows with {row_bits} bits in {len(names)} tables do not fit {_WORD_BITS} bits"
-        )
-    words = (((table_of << row_bits) | flat) << place_bits) | np.arange(total)
-    words.sort()
-    places, pairs = words & ((1 << place_bits) - 1), words >> place_bits
-    is_first = np.ones(total, np.bool_)
-    is_first[1:] = pairs[1:] != pairs[:-1]
-    distinct = pairs[is_first]
-    starts = np.searchsorted(distinct, np.arange(len(names) + 1, dtype=np.int64) << row_bits)
-    unique_rows = {
-        name: distinct[starts[index] : starts[index + 1]] & ((1 << row_bits) - 1) for index, name in enumerate(names)
-    }
-    positions = np.empty(total, np.int32)
-    positions[places] = np.cumsum(is_first) - 1
-    positions -= starts[table_of].astype(np.int32)
-    return unique_rows, np.split(positions, np.cumsum(sizes)[:-1])
+        Args:
+            tables: Table of each feature.
+            rows: Rows of each feature, at least 0.
+
+        Returns:
+            table -> its distinct rows, ascending; and of each feature the positions of its ids in them.
+        """
+        unique_rows: dict[str, npt.NDArray[np.int64]] = {}
+        positions: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(rows)
+        features: dict[str, list[int]] = {}
+        for index, table in enumerate(tables):
+            features.setdefault(table, []).append(index)
+        for table, own in features.items():
+            if len(own) == 1:
+                unique_rows[table], positions[own[0]] = self._distinct(rows[own[0]])
+                continue
+            parts = [rows[index] for index in own]
+            unique_rows[table], inverse = self._distinct(np.concatenate(parts))
+            pieces = np.split(inverse, np.cumsum([len(part) for part in parts])[:-1])
+            for index, piece in zip(own, pieces, strict=True):
+                positions[index] = piece
+        return unique_rows, positions
+
+    def _distinct(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Return the distinct rows, ascending, and where each row is among them.
+
+        Every row leaves its place in a mark of its own; the place that stays is the row's one representative. Marks of
+        earlier calls do no harm: only those are read that were written in this one.
+        """
+        count, largest = len(rows), int(rows.max(initial=0))
+        if largest >= _MARKS_MAX:
+            unique, inverse = np.unique(rows, return_inverse=True)
+            return unique, inverse.astype(np.int32)
+        if largest >= len(self._marks):
+            self._marks = np.zeros(1 << largest.bit_length(), np.int32)
+        places = np.arange(count, dtype=np.int32)
+        self._marks[rows] = places
+        unique = np.sort(rows[self._marks[rows] == places])
+        self._marks[unique] = places[: len(unique)]
+        return unique, self._marks[rows]

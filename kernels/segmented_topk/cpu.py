@@ -38,28 +38,32 @@ def _together(
     out_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(taken)])
     out = np.empty(int(out_offsets[-1]), np.int64)
     words = _cost_words(values)
-    # Classes of lengths within a factor of two: at most half of a matrix is padding.
-    classes = np.frexp(lengths)[1]
+    # Short segments by their length, the others in classes within a factor of two, half of a matrix padding at most.
+    classes = np.where(lengths <= _SHORT, lengths, _SHORT + np.frexp(lengths)[1])
     for each in np.unique(classes[taken > 0]).tolist():
         which = np.flatnonzero(classes == each)
         own = lengths[which]
         longest = int(own.max())
-        inside = np.arange(longest) < own[:, None]
-        matrix = np.full((len(which), longest), _PADDING, np.uint64)
-        source = np.repeat(offsets[which], own) + np.arange(longest)[None].repeat(len(which), 0)[inside]
-        matrix[inside] = words[source]
+        if each <= _SHORT:
+            matrix = words[offsets[which][:, None] + np.arange(longest)]
+        else:
+            inside = np.arange(longest) < own[:, None]
+            matrix = np.full((len(which), longest), _PADDING, np.uint64)
+            matrix[inside] = words[(offsets[which][:, None] + np.arange(longest))[inside]]
         if k < longest:
             matrix = np.partition(matrix, k - 1, axis=1)[:, :k]
         matrix.sort(axis=1)
-        kept = np.arange(matrix.shape[1]) < taken[which][:, None]
-        places = (
-            np.repeat(out_offsets[which], taken[which])
-            + np.broadcast_to(np.arange(matrix.shape[1]), matrix.shape)[kept]
-        )
-        out[places] = matrix[kept] & np.uint64(0xFFFFFFFF)
+        places = out_offsets[which][:, None] + np.arange(matrix.shape[1])
+        indices = (matrix & np.uint64(0xFFFFFFFF)).view(np.int64)
+        if each <= _SHORT:
+            out[places] = indices
+        else:
+            kept = np.arange(matrix.shape[1]) < taken[which][:, None]
+            out[places[kept]] = indices[kept]
     return out, out_offsets
 
 
+_SHORT = 16
 _PADDING = np.uint64(2**64 - 1)
 
 
