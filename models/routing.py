@@ -1,13 +1,13 @@
 """What a tier is worth to a request and what it costs: the router's model. Numpy only, the ingress reads it.
 
 Worth is the click logloss that a deeper exit saves over the first pass, predicted from request-only signals: how much
-history there is and how recent and dense it is, what the user's events were worth, and the surface. Two small maps::
+history there is and how recent and dense it is, what the user's events were worth, and the surface::
 
-    disagreement [N, D] = relu(signals @ hidden + bias) @ out      how far each depth's score is from the first pass's
-    gain         [N, D] = [1, signals, disagreement] @ linear + surface's own part
+    disagreement [N, D] = max(relu(signals @ hidden + bias) @ out, 0)   how far each depth is from the first pass
+    gain         [N, D] = worth * disagreement + surface's own part
 
-The first is fitted to a quantity without label noise, so it finds the requests that depth changes at all; the second
-has few parameters and says how much of the change is for the better (``training.routing``).
+How far two exits are apart has no label noise, so it can be learned; ``worth``, one number a depth, is how much of that
+distance is for the better (``training.routing``).
 
 Shape letters: N requests, K signals, D depths (the first pass and the exits), H hidden units, P prices.
 """
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 _NEWEST, _OLDEST = SIGNALS.index("log_gap_newest"), SIGNALS.index("log_gap_oldest")
 _HAS_HISTORY = SIGNALS.index("has_history")
-_FIELDS = ("mean", "deviation", "hidden", "bias", "out", "linear", "unknown", "surface", "prices")
+_FIELDS = ("mean", "deviation", "hidden", "bias", "out", "worth", "unknown", "surface", "prices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class GainModel:
         hidden: [K, H].
         bias: [H].
         out: [H, D].
-        linear: [1 + K + D, D].
+        worth: [D], at least 0: nats of logloss saved a nat of disagreement.
         unknown: [D], gains of a request about whose user nothing is known: the means.
         surface_keys: int64 [S], id keys of the surfaces it was trained on.
         surface: [S, D], what each surface adds.
@@ -63,7 +63,7 @@ class GainModel:
     hidden: Floats
     bias: Floats
     out: Floats
-    linear: Floats
+    worth: Floats
     unknown: Floats
     surface_keys: npt.NDArray[np.int64]
     surface: Floats
@@ -79,20 +79,15 @@ class GainModel:
         Returns:
             [N, D], nats of click logloss a candidate; column 0 is 0.
         """
-        scaled = self.scaled(signals)
-        inputs = np.concatenate([np.ones((len(scaled), 1)), scaled, self.disagreement(scaled)], axis=1)
         known = surfaces[:, None] == self.surface_keys
-        found: Floats = inputs @ self.linear + known.astype(np.float64) @ self.surface
+        found: Floats = self.disagreement(signals) * self.worth + known.astype(np.float64) @ self.surface
         found[:, 0] = 0.0
         return found
 
-    def scaled(self, signals: npt.NDArray[np.floating]) -> Floats:
-        """Centre and scale signals: [N, K] -> [N, K]."""
-        return (signals.astype(np.float64) - self.mean) / self.deviation
-
-    def disagreement(self, scaled: Floats) -> Floats:
-        """Predict the divergence of every depth's click probability from the first pass's: [N, K] -> [N, D]."""
-        found: Floats = np.maximum(scaled @ self.hidden + self.bias, 0.0) @ self.out
+    def disagreement(self, signals: npt.NDArray[np.floating]) -> Floats:
+        """Predict the divergence of every depth's click probability from the first pass's: [N, K] -> [N, D], nats."""
+        scaled = (signals.astype(np.float64) - self.mean) / self.deviation
+        found: Floats = np.maximum(np.maximum(scaled @ self.hidden + self.bias, 0.0) @ self.out, 0.0)
         return found
 
     def price(self, share: float) -> float:
@@ -113,7 +108,7 @@ class GainModel:
         values = {name: tensor(source, GROUP, name, np.float64) for name in _FIELDS}
         keys = tensor(source, GROUP, "surface_keys", np.int64)
         num_signals, num_depths = len(SIGNALS), len(depths)
-        wanted = {"linear": (1 + num_signals + num_depths, num_depths), "mean": (num_signals,)}
+        wanted = {"worth": (num_depths,), "mean": (num_signals,)}
         for name, shape in wanted.items():
             if values[name].shape != shape:
                 raise WeightsError(

@@ -131,7 +131,7 @@ def draw_frontier(config: RankerConfig, model: GainModel, rows: Slice) -> Fronti
         rows: Held-out rows.
     """
     flops, costs = depth_costs(config), cost_shares(config)
-    losses, entropy = rows.click_losses(), rows.entropy()
+    losses, entropy = rows.losses(), rows.entropy()
     gains = model.gains(rows.signals, rows.surfaces)
     depths = list(flops)
     uniform = [

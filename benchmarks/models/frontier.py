@@ -143,7 +143,7 @@ def _logs(found: Sequence[Seed], params: Mapping[str, Param], seed: int) -> list
         truth = float(losses[np.arange(len(losses)), chosen].mean())
         log = draw_log(losses, np.full(losses.shape[1], 1 / losses.shape[1]), seed)
         # Every tier makes the first pass: what its score expects of its loss, less what depth is predicted to gain.
-        predicted = _expected_loss(each.test)[:, :1] - gains
+        predicted = _entropy(1 / (1 + np.exp(-each.test.logits[:, :1]))) - gains
         for name, estimate in (
             ("replay_error", replay(log, chosen)),
             ("ips_error", inverse_propensity(log, chosen)),
@@ -157,19 +157,13 @@ def _logs(found: Sequence[Seed], params: Mapping[str, Param], seed: int) -> list
     ]
 
 
-def _expected_loss(rows: Slice) -> np.ndarray:
-    """Return the entropy of the joint label as each depth sees it: [N, D], nats."""
-    click, conversion = 1 / (1 + np.exp(-rows.logits[..., 0])), 1 / (1 + np.exp(-rows.logits[..., 1]))
-    return _entropy(click) + click * _entropy(conversion)
-
-
 def _entropy(chance: np.ndarray) -> np.ndarray:
     clipped = np.clip(chance, 1e-7, 1 - 1e-7)
     return -(clipped * np.log(clipped) + (1 - clipped) * np.log1p(-clipped))
 
 
 def _calibration_error(rows: Slice) -> float:
-    means = (1 / (1 + np.exp(-rows.logits[..., 0]))).mean(axis=0)
+    means = (1 / (1 + np.exp(-rows.logits))).mean(axis=0)
     return float(np.abs(means / rows.clicks.mean() - 1).max())
 
 

@@ -27,7 +27,7 @@ def gain_model(seed: int = 0) -> GainModel:
         hidden=draw(size=(K, 4)),
         bias=draw(size=4),
         out=draw(size=(4, 3)),
-        linear=draw(size=(1 + K + 3, 3)),
+        worth=np.array([0.0, 0.5, 2.0]),
         unknown=np.array([0.0, 0.1, 0.2]),
         surface_keys=surface_keys(("feed", "reels")),
         surface=np.array([[0.0, 1.0, 2.0], [0.0, 10.0, 20.0]]),
@@ -40,8 +40,8 @@ def test_gains_are_what_the_module_says_row_by_row() -> None:
     found = model.gains(signals, surface_keys(("reels", "feed", "elsewhere", "feed", "reels")))
     for row, extra in enumerate((10.0, 1.0, 0.0, 1.0, 10.0)):
         scaled = (signals[row] - model.mean) / model.deviation
-        disagreement = np.maximum(scaled @ model.hidden + model.bias, 0) @ model.out
-        expected = np.concatenate([[1.0], scaled, disagreement]) @ model.linear + np.array([0, extra, 2 * extra])
+        disagreement = np.maximum(np.maximum(scaled @ model.hidden + model.bias, 0) @ model.out, 0)
+        expected = disagreement * model.worth + np.array([0, extra, 2 * extra])
         np.testing.assert_allclose(found[row, 1:], expected[1:], rtol=1e-9)
     assert (found[:, 0] == 0).all()
 
@@ -59,7 +59,7 @@ def test_a_weights_version_gives_the_model_back() -> None:
 
 def test_a_version_without_a_model_has_none_and_one_of_another_form_is_refused() -> None:
     assert GainModel.from_weights(MemorySource("v"), DEPTHS) is None
-    with pytest.raises(WeightsError, match="linear"):
+    with pytest.raises(WeightsError, match="worth"):
         GainModel.from_weights(MemorySource("v", {GROUP: gain_model().tensors()}), (0, 1))
     fewer = replace(gain_model(), mean=np.zeros(K - 1))
     with pytest.raises(WeightsError, match="mean"):

@@ -28,16 +28,16 @@ K = len(DENSE_FEATURES)
 
 def _source() -> MemorySource:
     """Return weights that say: depth is worth something to those whose newest event weighs little."""
-    linear = np.zeros((1 + K + 2, 2))
-    linear[0, 1], linear[1 + DENSE_FEATURES.index("last_weight"), 1] = 0.5, -1.0
+    hidden = np.zeros((K, 1))
+    hidden[DENSE_FEATURES.index("last_weight")] = -1.0
     model = GainModel(
         depths=CONFIG.depths,
         mean=np.zeros(K),
         deviation=np.ones(K),
-        hidden=np.zeros((K, 1)),
-        bias=np.zeros(1),
-        out=np.zeros((1, 2)),
-        linear=linear,
+        hidden=hidden,
+        bias=np.array([0.5]),
+        out=np.ones((1, 2)),
+        worth=np.array([0.0, 1.0]),
         unknown=np.array([0.0, 0.1]),
         surface_keys=surface_keys(("ml-1m",)),
         surface=np.zeros((1, 2)),

@@ -28,17 +28,17 @@ CONFIG = RouterConfig(explore_share=0.0, period_s=1.0, step=0.25, cores=1.0)
 
 
 def model(unknown: tuple[float, float, float] = (0.0, 0.01, 0.02)) -> GainModel:
-    """Return a model in which the first signal is what the full tier is worth, and half of it the standard one."""
-    linear = np.zeros((1 + K + 3, 3))
-    linear[1] = (0.0, 0.5, 1.0)
+    """Return a model: the full tier is worth the first signal, if that is positive, and the standard tier half."""
+    hidden = np.zeros((K, 1))
+    hidden[0] = 1.0
     return GainModel(
         depths=(0, 1, 2),
         mean=np.zeros(K),
         deviation=np.ones(K),
-        hidden=np.zeros((K, 1)),
+        hidden=hidden,
         bias=np.zeros(1),
-        out=np.zeros((1, 3)),
-        linear=linear,
+        out=np.ones((1, 3)),
+        worth=np.array([0.0, 0.5, 1.0]),
         unknown=np.array(unknown),
         surface_keys=surface_keys(("feed", "reels")),
         surface=np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.5]]),
