@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -74,7 +75,8 @@ def block_attention(
             raise ValueError(f"{name} must be {q.dtype} {list(q.shape)}, is {x.dtype} {list(x.shape)}")
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or len(offsets) < 1:
         raise ValueError(f"offsets must be torch.int64 [B + 1], is {offsets.dtype} {list(offsets.shape)}")
-    if offsets[0] != 0 or offsets[-1] != len(q) or bool((offsets.diff() < 0).any()):
+    bounds = offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != len(q) or any(begin > end for begin, end in pairwise(bounds)):
         raise ValueError(f"offsets must ascend from 0 to {len(q)}")
     window = Window(block, window_blocks, causal, activation, q.shape[2] ** -0.5 if scale is None else scale)
     with torch.no_grad():

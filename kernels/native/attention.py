@@ -22,9 +22,6 @@ KEY_PANEL = 64
 ROWS_OF_A_TASK = 120
 """Query rows that one task takes: ten groups of twelve. More would leave a thread idle at the end of small batches."""
 
-QUERY_TILE = 64
-"""Positions of one block that block attention takes at once; ``kQueryTile`` of block_attention.cpp."""
-
 _ACTIVATIONS: dict[str, int] = {"softmax": 0, "silu": 1}
 
 
@@ -71,8 +68,9 @@ class _BlockArguments(ctypes.Structure):
         ("k", ctypes.c_void_p),
         ("v", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("tasks", ctypes.c_void_p),
-        ("num_tasks", ctypes.c_int64),
+        ("offsets", ctypes.c_void_p),
+        ("tile_ends", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("head_width", ctypes.c_int64),
         ("block", ctypes.c_int64),
@@ -193,8 +191,9 @@ def check_offsets(offsets: Tensor, num_positions: int) -> None:
         ValueError: they are not int64 [B + 1], ascending from 0 to ``num_positions``.
     """
     check_tensor("offsets", offsets, torch.int64, None)
-    if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != num_positions or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"offsets must ascend from 0 to {num_positions}, are {offsets.tolist()[:8]}")
+    bounds = offsets.tolist()
+    if not bounds or bounds[0] != 0 or bounds[-1] != num_positions or any(a > b for a, b in pairwise(bounds)):
+        raise ValueError(f"offsets must ascend from 0 to {num_positions}, are {bounds[:8]}")
 
 
 def broadcast_attention(
@@ -311,10 +310,10 @@ def block_attention(
     out = torch.empty_like(q)
     if out.numel() == 0:
         return out
-    tasks = _split_blocks(offsets, block)
+    tile_ends = torch.empty_like(offsets)
     arguments = _BlockArguments(
-        *map(pointer, (q, k, v, out, tasks)),
-        len(tasks),
+        *map(pointer, (q, k, v, out, offsets, tile_ends)),
+        len(offsets) - 1,
         num_heads,
         head_width,
         block,
@@ -352,15 +351,3 @@ def _split(begins: Tensor, size: int) -> Tensor:
         for first in range(begin, end, size)
     ]
     return torch.tensor(tasks, dtype=torch.int64).view(-1, 3)
-
-
-def _split_blocks(offsets: Tensor, block: int) -> Tensor:
-    """Split each sequence's blocks: int64 [tasks, 4] of its begin and length, first and last position within it."""
-    bounds = offsets.tolist()
-    tasks = [
-        (begin, end - begin, first, min(first + QUERY_TILE, start + block, end - begin))
-        for begin, end in pairwise(bounds)
-        for start in range(0, end - begin, block)
-        for first in range(start, min(start + block, end - begin), QUERY_TILE)
-    ]
-    return torch.tensor(tasks, dtype=torch.int64).view(-1, 4)

@@ -21,9 +21,9 @@ def check_tensor(name: str, x: Tensor, dtypes: torch.dtype | Sequence[torch.dtyp
         ValueError: its dtype, shape, device or memory layout is not what C expects.
     """
     allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
-    wanted = f"{' or '.join(str(dtype) for dtype in allowed)} {_shape(shape)}"
     fits = x.dim() == len(shape) and all(size in (None, own) for size, own in zip(shape, x.shape, strict=True))
     if not fits or x.dtype not in allowed:
+        wanted = f"{' or '.join(str(dtype) for dtype in allowed)} {_shape(shape)}"
         raise ValueError(f"{name} must be {wanted}, is {x.dtype} {_shape(tuple(x.shape))}")
     if x.device.type != "cpu":
         raise ValueError(f"{name} must be on the CPU, is on {x.device}")

@@ -1,6 +1,5 @@
 // Packing of keys and values, attention of candidates to their request's history, block attention within sequences.
 #include "attention.h"
-#include "packing.h"
 
 #include <cstring>
 
@@ -56,21 +55,6 @@ void pack_panel(const KeySource& source, const PackedKeys& to, long sequence, lo
     pack_columns(k + h * width, heads * width, rows, width, keys, reinterpret_cast<std::int32_t*>(staging));
     pack_value_panel(v + h * width, heads * width, rows, width, values, reinterpret_cast<bf16*>(staging));
   }
-}
-
-// Sequence of each of many consecutive items, given ascending ends: a bisection.
-long find_sequence(const std::int64_t* ends, long count, long item) {
-  long low = 0;
-  long high = count;
-  while (low < high) {
-    const long middle = (low + high) / 2;
-    if (ends[middle] <= item) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
 }
 
 // Queries of one head, rows of `width` bf16 at `stride`, copied to [rows][padded] with a zero behind an odd width.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "gemm.h"
+#include "packing.h"
 #include "parallel.h"
 
 namespace rankmesh {
@@ -23,7 +24,7 @@ struct PackedKeys {
   long value_width() const { return round_up(head_width, 16); }
 };
 
-constexpr long kKeyPanel = 64;
+constexpr long kKeyPanel = kPanel;
 constexpr long kKeyBlock = 256;  // scores of twelve rows then take 12 KiB, a third of L1
 constexpr int kRowGroup = 12;
 
@@ -41,6 +42,21 @@ inline Head head_of(const PackedKeys& packed, long sequence, long head) {
   const long at = start * packed.num_heads + head * padded;
   return {packed.keys + at * packed.key_pairs(), packed.values + at / 2 * packed.value_width(), packed.key_pairs(),
           packed.value_width()};
+}
+
+// Sequence of each of many consecutive items, given ascending ends: a bisection.
+inline long find_sequence(const std::int64_t* ends, long count, long item) {
+  long low = 0;
+  long high = count;
+  while (low < high) {
+    const long middle = (low + high) / 2;
+    if (ends[middle] <= item) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
 }
 
 struct AttentionScratch {

@@ -8,12 +8,11 @@
 #include <cstring>
 
 #include "attention.h"
-#include "packing.h"
 
 namespace rankmesh {
 namespace {
 
-constexpr long kQueryTile = 64;
+constexpr long kQueryTile = kPanel;
 constexpr long kTileKeys = 128;
 
 // Rows of a tile with NZ vectors a row: 24 accumulators.
@@ -321,14 +320,15 @@ void attend_queries(const QueryTile& t, long rows, bf16* out, Ahead& ahead) {
 using namespace rankmesh;
 
 // Positions to the positions of their own sequence: previous window_blocks - 1 whole blocks, and the own block (up to
-// the position itself if causal). One task: up to kQueryTile consecutive positions of one block, in every head.
+// the position itself if causal).
 struct BlockArguments {
   const bf16* q;  // [T][heads][head_width], keys, values and out alike
   const bf16* k;
   const bf16* v;
   bf16* out;
-  const std::int64_t* tasks;  // [num_tasks][4]: begin and length of the sequence, first and last position within it
-  std::int64_t num_tasks;
+  const std::int64_t* offsets;  // [num_sequences + 1]
+  std::int64_t* tile_ends;      // [num_sequences], working space: tiles of the sequences up to each
+  std::int64_t num_sequences;
   std::int64_t heads;
   std::int64_t head_width;
   std::int64_t block;
@@ -340,10 +340,39 @@ struct BlockArguments {
 
 namespace {
 
-// Item: one task in one head, tasks of a head one after the other. Returns where its first query is.
-long query_of(const BlockArguments& a, long item) {
-  const std::int64_t* task = a.tasks + item % a.num_tasks * 4;
-  return ((task[0] + task[2]) * a.heads + item / a.num_tasks) * a.head_width;
+// Tiles of a block: up to kQueryTile consecutive positions each.
+long tiles_of_block(const BlockArguments& a) { return (a.block + kQueryTile - 1) / kQueryTile; }
+
+long count_tiles(const BlockArguments& a) {
+  long tiles = 0;
+  for (long b = 0; b < a.num_sequences; ++b) {
+    const long length = a.offsets[b + 1] - a.offsets[b];
+    tiles += length / a.block * tiles_of_block(a) + (length % a.block + kQueryTile - 1) / kQueryTile;
+    a.tile_ends[b] = tiles;
+  }
+  return tiles;
+}
+
+// The queries of one tile in one head: where the first one is, and their place in a sequence of `length`.
+struct Place {
+  long element;
+  long first;
+  long rows;
+  long length;
+};
+
+// Items are the tiles of one head after the other, so that a head's keys are read by neighbours.
+Place place_of(const BlockArguments& a, long item, long num_tiles) {
+  const long tile = item % num_tiles;
+  const long sequence = find_sequence(a.tile_ends, a.num_sequences, tile);
+  const long own = tile - (sequence > 0 ? a.tile_ends[sequence - 1] : 0);
+  const long begin = a.offsets[sequence];
+  const long length = a.offsets[sequence + 1] - begin;
+  const long in_block = own % tiles_of_block(a) * kQueryTile;
+  const long first = own / tiles_of_block(a) * a.block + in_block;
+  long rows = a.block - in_block < kQueryTile ? a.block - in_block : kQueryTile;
+  rows = rows < length - first ? rows : length - first;
+  return {((begin + first) * a.heads + item / num_tiles) * a.head_width, first, rows, length};
 }
 
 }  // namespace
@@ -356,27 +385,34 @@ RANKMESH_API int rankmesh_block_attention(const BlockArguments* given, int num_t
   TileScratch unused(size, width);
   std::byte* memory = workspace(size.used(), num_threads);
   if (memory == nullptr) return 1;
-  const long num_items = a.num_tasks * a.heads;
+  const long num_tiles = count_tiles(a);
+  const long num_items = num_tiles * a.heads;
   parallel_for(num_items, num_threads, [&](long item, int worker) {
     Arena arena(memory + worker * size.used());
-    const std::int64_t* task = a.tasks + item % a.num_tasks * 4;
-    const long first = task[2];
-    const long at = query_of(a, item);
-    const long sequence = at - first * stride;
-    const long rows = task[3] - first;
-    const long window = (first / a.block - a.window_blocks + 1) * a.block;
-    const long own_end = (first / a.block + 1) * a.block;
-    const long end = a.causal != 0 ? first + rows : own_end < task[1] ? own_end : task[1];
-    const QueryTile tile{a.k + sequence, a.v + sequence, stride, width, first, window > 0 ? window : 0, end,
-                         a.causal != 0, a.scale, TileScratch(arena, width)};
+    const Place own = place_of(a, item, num_tiles);
+    const long sequence = own.element - own.first * stride;
+    const long block = own.first / a.block;
+    const long window = (block - a.window_blocks + 1) * a.block;
+    const long own_end = (block + 1) * a.block < own.length ? (block + 1) * a.block : own.length;
+    const QueryTile tile{a.k + sequence,
+                         a.v + sequence,
+                         stride,
+                         width,
+                         own.first,
+                         window > 0 ? window : 0,
+                         a.causal != 0 ? own.first + own.rows : own_end,
+                         a.causal != 0,
+                         a.scale,
+                         TileScratch(arena, width)};
     // Earlier keys are there already, from the tiles before; queries are needed at once, so those of the next task.
-    const bf16* next = item + num_threads < num_items ? a.q + query_of(a, item + num_threads) : nullptr;
-    Ahead ahead(a.k + at, a.v + at, a.out + at, next, stride, rows, width);
-    pack_columns(a.q + at, stride, rows, width, tile.scratch.queries, tile.scratch.staging);
+    const long next = item + num_threads;
+    Ahead ahead(a.k + own.element, a.v + own.element, a.out + own.element,
+                next < num_items ? a.q + place_of(a, next, num_tiles).element : nullptr, stride, own.rows, width);
+    pack_columns(a.q + own.element, stride, own.rows, width, tile.scratch.queries, tile.scratch.staging);
     if (a.activation == static_cast<int>(Activation::kSoftmax)) {
-      attend_queries<Activation::kSoftmax>(tile, rows, a.out + at, ahead);
+      attend_queries<Activation::kSoftmax>(tile, own.rows, a.out + own.element, ahead);
     } else {
-      attend_queries<Activation::kSilu>(tile, rows, a.out + at, ahead);
+      attend_queries<Activation::kSilu>(tile, own.rows, a.out + own.element, ahead);
     }
   });
   return 0;
