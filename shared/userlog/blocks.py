@@ -14,7 +14,7 @@ A varint has seven bits a byte, the lowest first, and the eighth bit where anoth
 encoded by the store (``scripts``), whole histories here, to the same bytes. Readers decode all blocks of all users of a
 reply at once.
 
-A record of fixed size took 28 bytes an event without a source, this about 12 on MovieLens, half of which is the id that
+A record of fixed size took 28 bytes an event without a source, this 10.6 on MovieLens, 6 of which are the id that
 makes an append idempotent.
 """
 

@@ -82,3 +82,14 @@ def test_one_append_may_hold_several_users(http: httpx.Client, user: str) -> Non
     users = [f"{user}-{index}" for index in range(20)]
     assert append(http, *(event(each, 0, NOW_S - 9) for each in users))["appended"] == 20
     assert {rank(http, each, NOW_S).history_length for each in users} == {1}
+
+
+def test_a_user_is_forgotten(http: httpx.Client, user: str) -> None:
+    append(http, event(user, 0, NOW_S - 9), event(f"{user}-b", 0, NOW_S - 9))
+    assert rank(http, user, NOW_S).history_length == 1
+    for deleted in (True, False):
+        response = http.delete(f"/v1/users/{user}/events")
+        assert (response.status_code, response.json()) == (200, {"user_id": user, "deleted": deleted})
+    assert [rank(http, each, NOW_S).history_length for each in (user, f"{user}-b")] == [0, 1]
+    assert append(http, event(user, 0, NOW_S - 9))["appended"] == 1  # its ids are forgotten too
+    assert rank(http, user, NOW_S).history_length == 1
