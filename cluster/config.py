@@ -21,6 +21,8 @@ from services.sequence.config import SequenceConfig
 from services.speculative.config import FoundationConfig, SpeculativeConfig
 from shared.config import Config, load_config
 from shared.userlog import EmbeddedStoreConfig, StoreConfig, UserLogConfig
+from shared.weights import LoadConfig
+from shared.weights.peers import PeerConfig
 
 Transport: TypeAlias = Literal["reference", "value", "by_size"]
 """``by_size``: by value up to ``ray.inline_bytes_max``, by reference above; decided for each request."""
@@ -91,16 +93,35 @@ class HttpConfig(Config):
         return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
 
+class PeerCacheConfig(Config):
+    """How the nodes of a mesh load weights.
+
+    Args:
+        cache_bytes_max: Chunks that a node keeps on disk.
+        load: Streams, limits and repeats of a load.
+        peers: Limits of the peer caches.
+    """
+
+    cache_bytes_max: int = Field(64 * 2**30, ge=1)
+    load: LoadConfig = LoadConfig()
+    peers: PeerConfig = PeerConfig()
+
+
 class WeightsConfig(Config):
     """Where the weights are.
 
     Args:
         url: Folder or fsspec URL of the weight store; None: ``weights`` in the folder of run-time files.
         version: Version name, or ``latest``: resolved once, at start, so that every station holds the same.
+        cache_dir: Folder of each node for versions of a remote store; None: ``cache`` among the run-time files. A store
+            in a local folder is read where it is.
+        cache: How nodes load from a remote store, and share what they have loaded.
     """
 
     url: str | None = None
     version: str = Field("latest", min_length=1)
+    cache_dir: Path | None = None
+    cache: PeerCacheConfig = PeerCacheConfig()
 
 
 class StoreSection(Config):

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ray
+from fsspec.implementations.local import LocalFileSystem
 from ray import serve
 
 from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.control import ServeControl
 from cluster.names import APP
+from cluster.peer_cache import start_peers
 from cluster.processes import Waiter, wait_until
 from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
@@ -84,6 +86,10 @@ class Node:
         Raises:
             StageUnavailableError: a station did not start; names it and says why.
         """
+        store = WeightStore(place.weights_url)
+        if not isinstance(store.fs, LocalFileSystem):
+            nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+            start_peers(self._config.name, nodes, place.weights_url, place.cache_dir, self._config.weights.cache)
         target = serve.RunTarget(build(place), name=APP, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 

@@ -14,33 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from pydantic import Field
+from fsspec.implementations.local import LocalFileSystem
 from ray import ObjectRef
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.config import PeerCacheConfig
 from cluster.failures import as_rankmesh_error
 from shared.clock import Clock
-from shared.config import Config
 from shared.errors import RankMeshError
 from shared.handle import Handle
-from shared.weights import LoadConfig, ParallelLoader, WeightReader, WeightStore
+from shared.weights import ParallelLoader, WeightReader, WeightStore
 from shared.weights.chunks import ChainSource, ChunkRequest, DiskCache, OriginSource
 from shared.weights.loader import OnProgress
-from shared.weights.peers import PeerCache, PeerConfig, PeerSource
-
-
-class PeerCacheConfig(Config):
-    """How the nodes of a mesh load weights.
-
-    Args:
-        cache_bytes_max: Chunks that a node keeps on disk.
-        load: Streams, limits and repeats of a load.
-        peers: Limits of the peer caches.
-    """
-
-    cache_bytes_max: int = Field(64 * 2**30, ge=1)
-    load: LoadConfig = LoadConfig()
-    peers: PeerConfig = PeerConfig()
+from shared.weights.peers import PeerCache, PeerSource
 
 
 class PeerActor:
@@ -99,7 +85,8 @@ def start_peers(
             max_concurrency=config.peers.calls_max + config.peers.waiting_max,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        handles.append(ActorHandle(name, options.remote(weights_url, folder / "chunks", config)))
+        # By node, too: nodes of one machine share a disk, and each must answer for its own chunks.
+        handles.append(ActorHandle(name, options.remote(weights_url, folder / "chunks" / node_id[:12], config)))
     return handles
 
 
@@ -142,6 +129,30 @@ async def load_on_node(
         source = ChainSource([PeerSource(peers, config.peers), OriginSource(store.fs, store.root, pool)])
         loader = ParallelLoader(source, folder, pool, config.load, clock)
         return await loader.load(store.open(version).manifest, progress)
+
+
+def open_on_node(store: WeightStore, version: str, mesh: str, folder: Path, config: PeerCacheConfig) -> WeightReader:
+    """Open a version for a replica: where it is when that is this machine, else after bringing it to this node's disk.
+
+    Blocks; replicas of one node that ask for the same version wait for the first one's load and map the same files.
+
+    Args:
+        store: The origin.
+        version: The version.
+        mesh: Name of the mesh.
+        folder: This node's versions.
+        config: Limits.
+
+    Raises:
+        WeightsError: there is no such version, or a part of it cannot be had.
+    """
+    if isinstance(store.fs, LocalFileSystem):
+        return store.open(version)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    loading = load_on_node(store, version, folder, find_peers(mesh, nodes), config)
+    # A constructor of a replica runs on its event loop, so the load gets a thread and a loop of its own.
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
+        return thread.submit(asyncio.run, loading).result()
 
 
 class ActorHandle:

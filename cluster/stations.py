@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from cluster.control import published_order
+from cluster.peer_cache import open_on_node
 from cluster.priority import quiet_threads, quietly, serve_normally
 from services.ingress.serving import ServingOrder
 from shared.clock import SystemClock
@@ -72,8 +73,20 @@ class Place:
     starts_low: bool = False
 
     def weights(self, version: str | None = None) -> WeightReader:
-        """Open a weights version, None: the one that the mesh started with."""
-        return WeightStore(self.weights_url).open(version or self.version)
+        """Open a weights version, None: the one that the mesh started with; of a remote store by way of the peers."""
+        weights = self.config.weights
+        return open_on_node(
+            WeightStore(self.weights_url),
+            version or self.version,
+            self.config.name,
+            self.cache_dir / "versions",
+            weights.cache,
+        )
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder of this node for what comes from a remote store."""
+        return self.config.weights.cache_dir or Path(self.plans).parent / "cache"
 
     def deltas(self, version: str) -> DeltaLog:
         """Return the log of a version's deltas."""

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
-from cluster.peer_cache import ActorHandle, PeerActor, PeerCacheConfig, find_peers, load_on_node, peer_name, start_peers
+from cluster.config import PeerCacheConfig
+from cluster.peer_cache import ActorHandle, PeerActor, find_peers, load_on_node, peer_name, start_peers
 from shared.errors import OverloadedError, StageUnavailableError
 from shared.handle import Handle
 from shared.weights import LoadConfig, WeightStore
