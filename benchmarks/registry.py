@@ -192,7 +192,7 @@ BENCHMARKS: dict[str, Entry] = {
     ),
     "freshness": Entry(
         "benchmarks.weights.freshness:run",
-        "NE of clicks when serving takes the trainer's state every minute, hour, day or never; 8 minutes",
+        "NE of clicks when serving takes what was learned every minute, hour, day or never; 3 minutes",
         ("ne_minute", "ne_hour", "ne_day", "ne_never"),
     ),
 }

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from cluster.config import MeshConfig
 from models.config import WEIGHTS_FORMAT
 from shared.errors import WeightsError
@@ -65,7 +67,6 @@ def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
         store: Where to look.
         config: The training run.
     """
-    wanted = config.model_dump(mode="json")
     for version in reversed(store.versions()[-LOOKED_AT_MAX:]):
         try:
             reader = store.open(version)
@@ -74,8 +75,16 @@ def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
             continue
         if (
             reader.manifest.derived is None
-            and metrics.get("train") == wanted
+            and _trained_by(metrics) == config
             and metrics.get("format") == WEIGHTS_FORMAT
         ):
             return Choice(version, metrics, is_new=False)
     return None
+
+
+def _trained_by(metrics: dict[str, Any]) -> TrainConfig | None:
+    """Return the configuration that a version was trained with; fields that are newer than it have their defaults."""
+    try:
+        return TrainConfig.model_validate(metrics.get("train"))
+    except ValidationError:
+        return None

@@ -94,15 +94,19 @@ class Ranker(nn.Module):
         made.tables, made.network, made.item_genres = self.tables, network, self.item_genres
         return made.train(self.training)
 
-    def encode(self, requests: RequestTensors) -> State:
-        """Compute the user state of B requests."""
-        features = torch.stack(
+    def request_features(self, requests: RequestTensors) -> Tensor:
+        """Return the embeddings of the request-only features: [B, request features, D]."""
+        return torch.stack(
             [
                 self.tables.lookup(feature.table, requests.feature_rows[:, index])
                 for index, feature in enumerate(self.config.request_features)
             ],
             dim=1,
         )
+
+    def encode(self, requests: RequestTensors, features: Tensor | None = None) -> State:
+        """Compute the user state of B requests; with these ``request_features``, None: those of the tables."""
+        features = self.request_features(requests) if features is None else features
         items = nn.functional.embedding(requests.item_rows, self.event_table())
         return self.network.encode(
             features, items, requests.weight_buckets, requests.gap_buckets, requests.mask, requests.dense

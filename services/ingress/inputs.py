@@ -264,6 +264,10 @@ class Inputs:
                 elif is_past(limit_s, self._clock) or leg.watcher.done():
                     self._drop(leg, f"not ready within {budget_ms:.0f} ms")
 
+        self._time_rows()
+
+    def _time_rows(self) -> None:
+        """Tell the hedger how long the look-ups took."""
         for leg in self.rows:
             if leg is not None and leg.ended_s is not None and leg not in self._timed:
                 self._timed.add(leg)
