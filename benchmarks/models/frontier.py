@@ -32,7 +32,7 @@ from training.evaluate import Predictions, fit_calibration, predict
 from training.frontier import Frontier, draw_frontier, frontier_chart
 from training.loop import train_scored
 from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
-from training.routing import Slice, choose, cost_shares, earlier_slice, fit_gain_model, slice_of
+from training.routing import Floats, Slice, choose, cost_shares, earlier_slice, fit_gain_model, slice_of
 
 TRAIN_CONFIG = Path("configs/train/quick.yaml")
 NUM_SEEDS = 3
@@ -49,7 +49,7 @@ class Seed:
     frontier: Frontier
     model: GainModel
     test: Slice
-    costs: np.ndarray
+    costs: Floats
 
 
 def run(options: BenchmarkOptions) -> BenchmarkReport:
@@ -157,9 +157,10 @@ def _logs(found: Sequence[Seed], params: Mapping[str, Param], seed: int) -> list
     ]
 
 
-def _entropy(chance: np.ndarray) -> np.ndarray:
+def _entropy(chance: Floats) -> Floats:
     clipped = np.clip(chance, 1e-7, 1 - 1e-7)
-    return -(clipped * np.log(clipped) + (1 - clipped) * np.log1p(-clipped))
+    entropy: Floats = -(clipped * np.log(clipped) + (1 - clipped) * np.log1p(-clipped))
+    return entropy
 
 
 def _calibration_error(rows: Slice) -> float:

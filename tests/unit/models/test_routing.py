@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from models.config import RankerConfig, TierConfig
@@ -71,7 +72,7 @@ def test_a_price_leads_to_a_share_of_the_cost(share: float, price: float) -> Non
     assert gain_model().price(share) == pytest.approx(price)
 
 
-def _signals(as_of_s: int, num_events: int = 3) -> np.ndarray:  # type: ignore[type-arg]
+def _signals(as_of_s: int, num_events: int = 3) -> npt.NDArray[np.float32]:
     times = np.array([[1_000, 2_000, 5_000]])[:, :num_events]
     return request_inputs(
         np.zeros((1, 0), np.int64),
