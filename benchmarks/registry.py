@@ -108,7 +108,13 @@ BENCHMARKS: dict[str, Entry] = {
     "kernels": Entry(
         "benchmarks.kernels.operators:run",
         "every operator against the plain form that it replaces, and what the kernel search chooses",
-        ("speedup_broadcast_gemm", "speedup_broadcast_attention", "speedup_grouped_gemm", "speedup_topk_over_sort"),
+        (
+            "speedup_broadcast_gemm",
+            "speedup_broadcast_attention",
+            "speedup_grouped_gemm",
+            "speedup_topk_over_sort",
+            "block_attention_share_causal_4x64",
+        ),
     ),
     "lowp": Entry(
         "benchmarks.models.lowp:run",

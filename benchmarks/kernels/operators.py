@@ -1,8 +1,8 @@
 """Benchmark ``kernels``: every operator against the plain form that it replaces, and what the search makes of each.
 
 For each operator of ``kernels.search.spaces`` all variants are checked against the reference and timed in interleaved
-rounds; rows give the plain form's time over the winner's. The number of operators that torch dispatches in one full
-pass is counted for the modules and for the packed stack.
+rounds; rows give the plain form's time over the winner's. Block attention is measured against a packed product. The
+number of operators that torch dispatches in one full pass is counted for the modules and for the packed stack.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import interleaved, measure
+from benchmarks.kernels.block_attention import block_attention_rates
 from benchmarks.models.subject import Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
@@ -40,7 +41,11 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
             for problem in standard_problems()
             for figure in _found(search(problem, num_rounds=rounds, seed=options.seed))
         ]
-        figures += [*_topk(options.seed, rounds), *_dispatches(subject)]
+        figures += [
+            *_topk(options.seed, rounds),
+            *block_attention_rates(options.seed, rounds),
+            *_dispatches(subject),
+        ]
     return BenchmarkReport(tuple(figures), subject.config.digest())
 
 

@@ -31,6 +31,7 @@ from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from kernels.backends import Backend
 from kernels.broadcast_gemm import BroadcastGemm
+from kernels.native import BroadcastLinear
 from kernels.packed_linear import PackedLinear
 from models.execution import choose_execution, executed
 from models.execution_config import Execution
@@ -191,39 +192,41 @@ def _status_bytes(name: str) -> int:
 
 
 def first_layer(seed: int, rounds: int) -> list[Measurement]:
-    """Measure relu(W [u; c]) split by linearity against the product with the user copied to each candidate."""
+    """Measure relu(W [u; c]) split by linearity against the product with the user copied to each candidate.
+
+    The copied side is the product that is faster here: oneDNN's, or the native one where that runs.
+    """
     user, candidate, hidden = FIRST_LAYER["user"], FIRST_LAYER["candidate"], FIRST_LAYER["hidden"]
     execution = choose_execution()
     dtype = _DTYPES[execution.precision]
     weight = torch.randn(hidden, user + candidate).to(dtype)
-    whole = PackedLinear(weight)
     backend: Backend = "native" if execution.backend == "native" else "torch"
     gemm = BroadcastGemm(weight[:, user:], weight[:, :user], activation="relu", backend=backend)
+    onednn = PackedLinear(weight)
+    products: dict[str, Callable[[Tensor], Tensor]] = {"onednn": lambda x: onednn(x, None, "relu")}
+    if backend == "native":
+        native = BroadcastLinear(weight)
+        products["native"] = lambda x: native(x, relu=True)
     x_user = torch.randn(1, user).to(dtype)
     found = []
     for number in (500, 1_000, 2_000):
         x = torch.randn(number, candidate).to(dtype)
-        both = torch.cat([x_user.expand(number, -1), x], dim=1).contiguous()
-
-        def split(x: Tensor = x) -> Tensor:
-            return gemm(x, gemm.request_part(x_user))
-
-        def concatenated(both: Tensor = both) -> Tensor:
-            return whole(both, None, "relu")
-
-        times = interleaved({"split": split, "whole": concatenated}, rounds, 3, seed, SystemClock())
-        ratio = times["whole"] / times["split"]
+        copied = torch.cat([x_user.expand(number, -1), x], dim=1).contiguous()
+        calls: dict[str, Callable[[], object]] = {name: partial(call, copied) for name, call in products.items()}
+        times = interleaved({"split": partial(gemm.both, x, x_user), **calls}, rounds, 3, seed, SystemClock())
+        whole = min(products, key=lambda name: float(np.median(times[name])))
         flop_ratio = number * (user + candidate) / (user + number * candidate)
-        share = ratio / flop_ratio
         found.append(
             measure(
                 f"first_layer_flop_share_n{number}",
-                share,
+                times[whole] / times["split"] / flop_ratio,
                 "p50",
                 "1",
                 **FIRST_LAYER,
                 flop_ratio=round(flop_ratio, 3),
                 backend=backend,
+                whole=whole,
+                threads=torch.get_num_threads(),
             )
         )
     return found
