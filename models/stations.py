@@ -7,7 +7,7 @@ weights and holds no other state. Arrays of other processes may be read-only; th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -32,12 +32,13 @@ from models.heads import combined_value, probabilities
 from models.inputs import RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.passes import WHOLE, Course, Pass, Steps, alone, together
 from models.quantize.measure import with_formats
 from models.quantize.plan import PrecisionPlan, shapes_digest
 from models.request_tables import RequestTables, RowLookup, published_rows
 from models.source import WeightSource
 from shared.clock import Clock, SystemClock
-from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
+from shared.errors import InvalidRequestError, RankMeshError, StageUnavailableError, WeightsError
 from shared.hashing import EntityId, id_key
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
@@ -153,25 +154,23 @@ class Ranking:
     full_pass_ms: float
 
 
-def _go_on() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Where a ranking may be ended before its end.
+class RankAsk:
+    """What is ranked for one request.
 
     Args:
-        micro_batch: Candidates that a full pass takes at a time, a multiple of ``ROWS_MULTIPLE``.
-        checkpoint: Called after the first pass and between micro-batches; what it raises ends the work.
+        features: C candidates.
+        state: Tensors of the user state; None: the cold-start state.
+        rows: Rows of each shard, None where a shard gave none.
+        speculative: Embeddings of the candidates; None: none.
+        limit: K, how many candidates the answer holds at most.
     """
 
-    micro_batch: int = 2**31
-    checkpoint: Callable[[], None] = _go_on
-
-
-WHOLE = Steps()
-"""Every pass in one piece, to the end."""
+    features: FeatureBatch
+    state: StateArrays | None
+    rows: Sequence[EmbeddingRows | None]
+    speculative: SpeculativeEmbeddings | None
+    limit: int
 
 
 class CandidateRanker:
@@ -256,6 +255,23 @@ class CandidateRanker:
             InvalidRequestError: the model has no such tier, or rows do not fit the features.
             StageUnavailableError: a score is not finite.
         """
+        ask = RankAsk(features, state, rows, speculative, limit)
+        with torch.inference_mode():
+            return alone(self._network, self._course(ask, tier), steps or WHOLE)
+
+    def rank_together(
+        self, asks: Sequence[RankAsk], tier: str, steps: Steps | None = None
+    ) -> list[Ranking | RankMeshError]:
+        """Rank the candidates of several requests, passes that fit as one.
+
+        Returns:
+            Of each request, in order, its ranking, or the error that ``rank`` would raise: one that fails leaves the
+            others as they are. Scores are those of ``rank`` to the rounding of the execution.
+        """
+        with torch.inference_mode():
+            return together(self._network, [self._course(ask, tier) for ask in asks], steps or WHOLE)
+
+    def _course(self, ask: RankAsk, tier: str) -> Course[Ranking]:
         if tier not in self._config.tiers:
             raise InvalidRequestError(
                 f"tier must be one of {sorted(self._config.tiers)}, is {tier!r}",
@@ -263,32 +279,28 @@ class CandidateRanker:
                 limit=len(self._config.tiers),
                 value=tier,
             )
+        features, head_max = ask.features, self._config.tiers[tier].head_max
         begin_s = self._clock.monotonic_s()
-        pooled = self._assembler.pool(features, rows)
-        tensors = _wrap_state(self.cold_start if state is None else state)
+        pooled = self._assembler.pool(features, ask.rows)
+        tensors = _wrap_state(self.cold_start if ask.state is None else ask.state)
         candidates = (tensor_view(pooled.values), tensor_view(features.dense))
-        with torch.inference_mode():
-            whole = _pad(candidates[0])
-            layout = CandidateLayout.single(len(whole))
-            first = self._network.first_pass(tensors, whole, _pad(candidates[1]), layout)
+        first = yield Pass(0, tensors, _pad(candidates[0]), _pad(candidates[1]))
         scores, values = self._score(first[: features.num_candidates], 0)
-        head_max = self._config.tiers[tier].head_max
         keys = features.candidate_keys
-        order = _best(values, keys, max(limit, head_max))
+        order = _best(values, keys, max(ask.limit, head_max))
         first_s = self._clock.monotonic_s()
-        steps = steps or WHOLE
-        steps.checkpoint()
         head = order[:head_max]
         full = np.zeros(features.num_candidates, np.bool_)
         levels = np.zeros(features.num_candidates, np.int8)
         if len(head):
-            head_scores, head_values, head_levels = self._full(
-                tensors, candidates, head, speculative, self._config.depth(tier), steps
-            )
-            scores[head], values[head], levels[head], full[head] = head_scores, head_values, head_levels, True
-            ranked = head[_best(head_values, keys[head], len(head))]
+            depth = self._config.depth(tier)
+            wanted, levels[head] = _head_pass(depth, tensors, candidates, head, ask.speculative)
+            logits = yield wanted
+            scores[head], values[head] = self._score(logits[: len(head)], depth)
+            full[head] = True
+            ranked = head[_best(values[head], keys[head], len(head))]
             order = np.concatenate([ranked, order[head_max:]])
-        order = order[:limit]
+        order = order[: ask.limit]
         return Ranking(
             order=order.astype(np.int32),
             scores=scores[order],
@@ -296,7 +308,7 @@ class CandidateRanker:
             full_pass=full[order],
             levels=levels[order],
             missing_shards=pooled.missing_shards,
-            cold_start=state is None,
+            cold_start=ask.state is None,
             first_pass_ms=(first_s - begin_s) * 1e3,
             full_pass_ms=(self._clock.monotonic_s() - first_s) * 1e3 if len(head) else 0.0,
         )
@@ -321,35 +333,6 @@ class CandidateRanker:
             embedding = self._network.embed(tensors, chosen, counters, layout)
         return embedding[: len(positions)].numpy()
 
-    def _full(
-        self,
-        state: dict[str, Tensor],
-        candidates: tuple[Tensor, Tensor],
-        head: npt.NDArray[np.int64],
-        speculative: SpeculativeEmbeddings | None,
-        depth: int,
-        steps: Steps,
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
-        chosen = tensor_view(head)
-        vectors = levels = None
-        head_levels = np.zeros(len(head), np.int8)
-        if speculative is not None and bool((speculative.levels[head] != int(HitLevel.NONE)).any()):
-            head_levels = speculative.levels[head]
-            vectors = _pad(tensor_view(speculative.vectors[head]))
-            levels = _pad(tensor_view(head_levels.astype(np.int64)))
-        with torch.inference_mode():
-            pooled, counters = (_pad(part[chosen]) for part in candidates)
-            parts = []
-            for begin in range(0, len(pooled), steps.micro_batch):
-                if begin:
-                    steps.checkpoint()
-                own = slice(begin, begin + steps.micro_batch)
-                extra = (None if part is None else part[own] for part in (vectors, levels))
-                layout = CandidateLayout.single(len(pooled[own]))
-                parts.append(self._network.full_pass(state, pooled[own], counters[own], *extra, layout, depth))
-        scores, values = self._score(torch.cat(parts)[: len(head)] if len(parts) > 1 else parts[0][: len(head)], depth)
-        return scores, values, head_levels
-
     def _score(self, logits: Tensor, depth: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         scores = probabilities(self._calibration.apply(logits.numpy(), depth))
         if not bool(np.isfinite(scores).all()):
@@ -357,6 +340,22 @@ class CandidateRanker:
                 f"depth {depth} gave {int((~np.isfinite(scores)).sum())} scores that are not finite", stage="ranking"
             )
         return scores, combined_value(scores, self._objective_weights)
+
+
+def _head_pass(
+    depth: int,
+    state: dict[str, Tensor],
+    candidates: tuple[Tensor, Tensor],
+    head: npt.NDArray[np.int64],
+    speculative: SpeculativeEmbeddings | None,
+) -> tuple[Pass, npt.NDArray[np.int8]]:
+    """Return the full pass over the head, and the level of each of its speculative embeddings."""
+    pooled, counters = (_pad(part[tensor_view(head)]) for part in candidates)
+    if speculative is None or not bool((speculative.levels[head] != int(HitLevel.NONE)).any()):
+        return Pass(depth, state, pooled, counters), np.zeros(len(head), np.int8)
+    found = speculative.levels[head]
+    vectors, levels = _pad(tensor_view(speculative.vectors[head])), _pad(tensor_view(found.astype(np.int64)))
+    return Pass(depth, state, pooled, counters, vectors, levels), found
 
 
 def _cold_start(

@@ -10,9 +10,10 @@ import numpy as np
 from models.config import RankerConfig
 from models.features import FeatureExtractor
 from models.golden import Golden
+from models.passes import Steps
 from models.quantize.plan import find_plan
 from models.source import WeightSource
-from models.stations import SIGNALS_NAME, CandidateRanker, Steps
+from models.stations import SIGNALS_NAME, CandidateRanker
 from services.meter import Meter
 from services.ranking.config import RankingConfig
 from services.stamps import check_stamps

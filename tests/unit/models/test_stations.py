@@ -18,9 +18,10 @@ from models.execution import choose_execution
 from models.features import FeatureExtractor
 from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
+from models.passes import Steps
 from models.random_weights import TINY, random_weights
 from models.source import MemorySource
-from models.stations import CandidateRanker, Ranking, RequestEncoder, Steps, TableShard, load_network
+from models.stations import CandidateRanker, RankAsk, Ranking, RequestEncoder, TableShard, load_network
 from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
 from shared.hashing import EntityId
 from shared.schema.embeddings import EmbeddingRows
@@ -291,3 +292,42 @@ def test_ranking_ends_where_its_checkpoint_says_so(world: _World) -> None:
 
     with pytest.raises(StageUnavailableError, match="nobody waits"):
         world.ranker.rank(features, None, world.rows(features), None, "full", 40, Steps(8, stop))
+
+
+def _asks(world: _World) -> list[RankAsk]:
+    """Requests of several sizes; two histories are full, one is short, one user is unknown."""
+    asks = []
+    for number, (count, length) in enumerate([(20, 14), (33, 14), (7, 3), (12, None)]):
+        features = world.features(range(number + 1, number + 1 + count))
+        state = None if length is None else world.encoder.encode(_history(length, number), number, "web", _NOW_S)
+        asks.append(RankAsk(features, state, world.rows(features), None, 10))
+    return asks
+
+
+@pytest.mark.parametrize("tier", ["light", "standard", "full"])
+def test_requests_ranked_together_get_what_they_get_alone(served: _World, tier: str) -> None:
+    asks = _asks(served)
+    expected = [served.ranker.rank(ask.features, ask.state, ask.rows, ask.speculative, tier, ask.limit) for ask in asks]
+    for found, each in zip(served.ranker.rank_together(asks, tier), expected, strict=True):
+        assert isinstance(found, Ranking)
+        np.testing.assert_allclose(found.scores, each.scores, atol=served.tolerance)
+        assert found.order.tolist() == each.order.tolist()
+        assert (found.cold_start, found.full_pass.tolist()) == (each.cold_start, each.full_pass.tolist())
+
+
+def test_a_bad_request_leaves_the_others_of_its_batch_as_they_are(world: _World) -> None:
+    asks = _asks(world)
+    alone = world.ranker.rank_together(asks, "full")
+    bad_rows = [dataclasses.replace(part, rows={}) for part in asks[1].rows if part is not None]
+    bad_state = {name: np.full_like(tensor, np.nan) for name, tensor in (asks[0].state or {}).items()}
+    bad = [dataclasses.replace(asks[1], rows=bad_rows), dataclasses.replace(asks[0], state=bad_state)]
+
+    mixed = world.ranker.rank_together([asks[0], *bad, *asks[1:]], "full")
+
+    assert isinstance(mixed[1], InvalidRequestError)
+    assert isinstance(mixed[2], StageUnavailableError)
+    for found, expected in zip([mixed[0], *mixed[3:]], alone, strict=True):
+        assert isinstance(found, Ranking)
+        assert isinstance(expected, Ranking)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=world.tolerance)
+        assert found.order.tolist() == expected.order.tolist()
