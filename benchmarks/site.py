@@ -166,8 +166,8 @@ def free_port(config: MeshConfig) -> int:
 def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
     settings = load_settings()
     model = _model(url)
-    version, _ = parse_stamp(str(model["version"]))
-    source = WeightStore(weights_url(config, settings.var_dir)).open(version)
+    store = WeightStore(weights_url(config, settings.var_dir))
+    source = _served(url, store)
     metrics = source.json("metrics")
     train = TrainConfig.model_validate(metrics["train"])
     # By the name in the weights: a stand-in stays one, also when the real data could be fetched by now.
@@ -176,6 +176,23 @@ def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
     # What the replicas say, not what the file asks for: that may leave the choice to them.
     is_low = any("bfloat16 (" in execution for execution in model["execution"].values())
     return Site.of(url, config, config_hash, dataset, source, "bfloat16" if is_low else "float32")
+
+
+def _served(url: str, store: WeightStore) -> WeightSource:
+    """Return the weights that answers are made with now: a version, or a version with some deltas.
+
+    Raises:
+        StageUnavailableError: the mesh does not say.
+    """
+    try:
+        stamp = str(get_json(url, "/readyz", _TIMEOUT_S)["version"])
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise StageUnavailableError(f"the mesh at {url} is not ready: {error}", stage="ingress") from error
+    if not parse_stamp(stamp)[1]:
+        return store.open(stamp)
+    from benchmarks.weights.drift import States
+
+    return States(store).source(stamp)
 
 
 def _model(url: str) -> dict[str, Any]:

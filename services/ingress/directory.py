@@ -66,7 +66,6 @@ class UpdatesBody(_Body):
     newest: int = Field(0, description="number of the newest delta in the log")
     served: int = Field(0, description="number of the last delta that answers are made with")
     reason: str = Field("", description="why a newer one is not served; empty when nothing is wrong")
-    needs_version: bool = Field(False, description="deltas are missing or of another series: only a version helps")
 
 
 class StatusBody(_Body):
