@@ -223,16 +223,21 @@ local function insert_late(blocks, added, size)
   return result
 end
 
-local function write(key, blocks, total, keep)
-  local first, held = 1, total
-  while first < #blocks do
-    local count = header(blocks[first]).count
-    if held - count < keep then break end
-    first, held = first + 1, held - count
+-- Drops the oldest blocks that the newest `keep` events do not need; returns how many events are left.
+local function trim(blocks, total, keep)
+  while #blocks > 1 do
+    local count = header(blocks[1]).count
+    if total - count < keep then break end
+    table.remove(blocks, 1)
+    total = total - count
   end
+  return total
+end
+
+local function write(key, blocks, total)
   redis.call('DEL', key)
-  redis.call('RPUSH', key, pack('<BI4', VERSION, held))
-  for i = first, #blocks do redis.call('RPUSH', key, blocks[i]) end
+  redis.call('RPUSH', key, pack('<BI4', VERSION, total))
+  for _, block in ipairs(blocks) do redis.call('RPUSH', key, block) end
 end
 
 -- Adds records of one user, distinct and ordered by time. Returns what became of each: a appended, d there already,
@@ -241,8 +246,9 @@ local function add(key, records, keep, size)
   local num_new = #records / R
   if num_new % 1 ~= 0 then error('user log is damaged: ' .. #records .. ' bytes of records') end
   local blocks = redis.call('LRANGE', key, 0, -1)
+  local total = #blocks > 0 and meta_of(table.remove(blocks, 1)) or 0
   local num_stored = #blocks
-  local total = num_stored > 0 and meta_of(table.remove(blocks, 1)) or 0
+  total = trim(blocks, total, keep)  -- more than a block is left over where `keep` was larger before
   local hidden = math.max(0, total - keep)
   local known = knowledge(blocks, hidden, num_new)
   -- In a full log an event must be newer than the oldest one: else an event that was cut would come back when it is
@@ -257,6 +263,7 @@ local function add(key, records, keep, size)
   end
   if #added == 0 then return concat(fates) end
   local num_kept, is_late = #blocks, #blocks > 0 and header(blocks[#blocks]).last > added[1].time
+  local is_whole = is_late or num_kept == 0 or num_kept < num_stored
   if is_late then
     blocks = insert_late(blocks, added, size)
   else
@@ -270,8 +277,9 @@ local function add(key, records, keep, size)
     end
   end
   total = total + #added
-  if is_late or num_kept == 0 or (#blocks > 1 and total - header(blocks[1]).count >= keep) then
-    write(key, blocks, total, keep)
+  local left = trim(blocks, total, keep)
+  if is_whole or left < total then
+    write(key, blocks, left)
   else
     redis.call('LSET', key, 0, pack('<BI4', VERSION, total))
     redis.call('LSET', key, num_kept, blocks[num_kept])

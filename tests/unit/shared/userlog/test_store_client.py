@@ -15,7 +15,7 @@ import pytest
 from shared.errors import ConfigError, StoreUnavailableError
 from shared.hashing import id_key
 from shared.schema.api import Event
-from shared.userlog import AppendResult, EmbeddedStore, HistoryQuery, StoreConfig, UserLoad, connect
+from shared.userlog import AppendResult, EmbeddedStore, HistoryQuery, MemoryUserLog, StoreConfig, UserLoad, connect
 from shared.userlog.client import StoreClient, guard
 from shared.userlog.redis_log import RedisUserLog, UserLogConfig
 from shared.userlog.scripts import APPEND, LOAD, READ
@@ -236,6 +236,25 @@ async def test_a_log_in_the_store_is_cut_by_whole_blocks(
         await redis_log.append([event(f"e{time}", time)])
         lengths.append(struct.unpack("<BI", await raw.lindex(f"{namespace}:{{i1}}:log2", 0))[1])
     assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 6, 7, 8, 6]
+
+
+@pytest.mark.parametrize("keep", [1, 5, 30, 64])
+async def test_a_log_that_was_longer_is_cut_to_a_smaller_bound(
+    client: StoreClient, namespace: str, event: MakeEvent, keep: int
+) -> None:
+    """Whoever lowers ``max_events`` must not be left with logs that take no event any more."""
+    long = RedisUserLog(client, UserLogConfig(namespace=namespace, block_events=4, timeout_ms=5_000))
+    await long.append([event(f"e{time}", time, item=time) for time in range(40)])
+    short = RedisUserLog(client, UserLogConfig(namespace=namespace, block_events=4, max_events=keep, timeout_ms=5_000))
+    model = MemoryUserLog(keep)
+    await model.append([event(f"e{time}", time, item=time) for time in range(40)])
+    for step in ([], [event("late", 38, item=99)], [event("e39", 39)], [event("new", 50, item=50)], [event("old", 1)]):
+        results = [await log.append(step) for log in (short, model)]
+        assert results[0] == results[1]
+        for limit, before_s in ((3, 40), (100, 60), (100, 20)):
+            one, other = await short.read(1, before_s, limit), await model.read(1, before_s, limit)
+            assert one.item_keys.tolist() == other.item_keys.tolist()
+            assert one.num_total == other.num_total
 
 
 async def test_two_namespaces_share_a_store(client: StoreClient, namespace: str, event: MakeEvent) -> None:
