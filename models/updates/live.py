@@ -160,7 +160,8 @@ class LiveState:
 
     def places(self, key: str, ids: Ids) -> Ids:
         """Return ``positions`` of rows that are known to be in range: int64 [U] -> int64 [U]."""
-        return moved(self.moves[key], ids, self._arenas[key].shift)
+        moves, arena = self.moves[key], self._arenas[key]
+        return ids if moves is arena.moves else moved(moves, ids, arena.shift)
 
     def at_places(self, key: str, places: Ids) -> Array:
         """Return what lies at places of a table's storage: int64 [U] -> [U, D]."""
