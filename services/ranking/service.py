@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,14 +15,15 @@ from models.golden import Golden
 from models.passes import Steps
 from models.quantize.plan import find_plan
 from models.source import WeightSource
-from models.stations import SIGNALS_NAME, CandidateRanker
+from models.stations import SIGNALS_NAME, CandidateRanker, RankAsk, Ranking, StateArrays
 from services.meter import Meter
+from services.ranking.batching import Batcher
 from services.ranking.config import RankingConfig
 from services.stamps import check_stamps
 from services.worker import Checkpoint, Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import ConfigError, StageUnavailableError
+from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
@@ -29,6 +32,17 @@ from shared.schema.speculative import SpeculativeEmbeddings
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserState
 from shared.weights.held import OneVersion, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request with all that it is ranked from."""
+
+    ranker: CandidateRanker
+    task: RankTask
+    ask: RankAsk
+    state: UserState | None
+    upstream: tuple[Stamp, ...]
 
 
 class RankingService:
@@ -58,6 +72,12 @@ class RankingService:
         self._worker = Worker(self.station, config.queue_max)
         self._clock = clock
         self._replica = replica
+        self._batcher: Batcher[_Asked, RankedList] | None = None
+        if config.batch_max > 1:
+            wait_ms, queue_max = config.batch_wait_ms, config.queue_max
+            self._batcher = Batcher(
+                self.station, self._worker, self._rank_together, config.batch_max, wait_ms, queue_max, clock
+            )
 
     @classmethod
     def from_weights(
@@ -108,30 +128,47 @@ class RankingService:
             ranker = await self._versions.get(task.version, self.station)
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
             check_stamps(upstream, task.request_id, task.version, self.station)
-            ranked = await self._worker.run_in_steps(
-                deadline, self._rank, ranker, task, features, state, spec, rows, upstream
-            )
+            asked = _Asked(ranker, task, RankAsk(features, _tensors(state), rows, spec, task.limit), state, upstream)
+            if self._batcher is None:
+                ranked = await self._worker.run_in_steps(deadline, self._rank, asked)
+            else:
+                ranked = await self._batcher.submit(deadline, asked)
             self._count(ranked, features.num_candidates)
             return ranked
 
-    def _rank(
-        self,
-        checkpoint: Checkpoint,
-        ranker: CandidateRanker,
-        task: RankTask,
-        features: FeatureBatch,
-        state: UserState | None,
-        spec: SpeculativeEmbeddings | None,
-        rows: tuple[EmbeddingRows | None, ...],
-        upstream: tuple[Stamp, ...],
-    ) -> RankedList:
-        start_s = self._clock.monotonic_s()
-        tensors = None if state is None else state.tensors
+    def _rank(self, checkpoint: Checkpoint, asked: _Asked) -> RankedList:
+        start_s, ask = self._clock.monotonic_s(), asked.ask
         steps = Steps(self._micro_batch, checkpoint)
-        ranking = ranker.rank(features, tensors, rows, spec, self._tier, task.limit, steps)
+        ranking = asked.ranker.rank(
+            ask.features, ask.state, ask.rows, ask.speculative, self._tier, ask.limit, steps
+        )  # fmt: skip
+        return self._ranked(asked, ranking, (self._clock.monotonic_s() - start_s) * 1e3)
+
+    def _rank_together(
+        self, checkpoint: Callable[[], None], batch: Sequence[_Asked]
+    ) -> list[RankedList | RankMeshError]:
+        """Rank a batch, those of each weights version as one; compute time is shared evenly."""
+        outcomes: dict[int, RankedList | RankMeshError] = {}
+        for ranker in {id(asked.ranker): asked.ranker for asked in batch}.values():
+            own = [index for index, asked in enumerate(batch) if asked.ranker is ranker]
+            start_s = self._clock.monotonic_s()
+            rankings = ranker.rank_together(
+                [batch[index].ask for index in own], self._tier, Steps(self._micro_batch, checkpoint)
+            )
+            compute_ms = (self._clock.monotonic_s() - start_s) * 1e3 / len(own)
+            for index, ranking in zip(own, rankings, strict=True):
+                try:
+                    if isinstance(ranking, RankMeshError):
+                        raise ranking
+                    outcomes[index] = self._ranked(batch[index], ranking, compute_ms)
+                except RankMeshError as error:
+                    outcomes[index] = error
+        return [outcomes[index] for index in range(len(batch))]
+
+    def _ranked(self, asked: _Asked, ranking: Ranking, compute_ms: float) -> RankedList:
         if not (np.isfinite(ranking.scores).all() and np.isfinite(ranking.values).all()):
             raise StageUnavailableError(f"{self.station} made scores that are not finite", stage=self.station)
-        compute_ms = (self._clock.monotonic_s() - start_s) * 1e3
+        task, state, tensors = asked.task, asked.state, asked.ask.state
         return RankedList(
             stamp=Stamp(task.request_id, task.version, self.station, self._replica, compute_ms),
             order=ranking.order,
@@ -143,10 +180,10 @@ class RankingService:
             cold_start=ranking.cold_start,
             history_degraded="" if state is None else state.degraded,
             history_length=0 if state is None else state.history_length,
-            upstream=upstream,
+            upstream=asked.upstream,
             first_pass_ms=ranking.first_pass_ms,
             full_pass_ms=ranking.full_pass_ms,
-            num_oov=features.num_oov,
+            num_oov=asked.ask.features.num_oov,
             signals=None if tensors is None else tensors.get(SIGNALS_NAME),
         )
 
@@ -167,7 +204,8 @@ class RankingService:
 
     def status(self) -> dict[str, Any]:
         """Return version and counters of this replica."""
-        counters = {**self.meter.counters(), "queued": self._worker.num_held}
+        num_waiting = 0 if self._batcher is None else self._batcher.num_waiting
+        counters = {**self.meter.counters(), "queued": self._worker.num_held + num_waiting}
         return {
             "station": self.station,
             "replica": self._replica,
@@ -181,4 +219,10 @@ class RankingService:
 
     async def aclose(self) -> None:
         """Drop what waits and stop the thread."""
+        if self._batcher is not None:
+            self._batcher.close()
         self._worker.close()
+
+
+def _tensors(state: UserState | None) -> StateArrays | None:
+    return None if state is None else state.tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +22,7 @@ from services.ranking.config import RankingConfig
 from services.ranking.service import RankingService
 from services.speculative.config import FoundationConfig
 from services.speculative.foundation import FoundationService
-from shared.clock import ManualClock
+from shared.clock import ManualClock, SystemClock
 from shared.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -32,7 +33,7 @@ from shared.errors import (
 from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch, PreprocessTask
-from shared.schema.ranking import RankTask
+from shared.schema.ranking import RankedList, RankTask
 from shared.schema.speculative import SpeculativeTask
 from shared.weights.held import OneVersion
 from shared.wire import CandidateBatch, encode_batch
@@ -263,3 +264,30 @@ async def test_positions_outside_the_request_or_too_many_are_refused(
     with pytest.raises(InvalidRequestError) as caught:
         await foundation.precompute(spec_task(), np.array(positions, np.int32), features, None, *rows)
     assert caught.value.context["field"] == "positions"
+
+
+async def test_ranked_in_batches_each_request_gets_its_own_answer_or_error() -> None:
+    """What meets while the replica is busy is ranked as one; the results never cross."""
+    config = RankingConfig(tier="full", batch_max=4)
+    batched = RankingService(config, OneVersion(VERSION, RANKER), SystemClock(), "ranking-full-0", logger())
+    alone = RankingService(RankingConfig(tier="full"), OneVersion(VERSION, RANKER), SystemClock(), "r", logger())
+    requests = []
+    for number in range(6):
+        features, rows = await inputs(list(range(number + 1, number + 9)), request_id=f"r/{number}")
+        bad = number == 3
+        kept = [dataclasses.replace(part, rows={}) for part in rows] if bad else rows
+        requests.append((rank_task(request_id=f"r/{number}"), features, None, None, *kept))
+
+    found = await asyncio.gather(*(batched.rank(*request) for request in requests), return_exceptions=True)
+
+    for number, (answer, request) in enumerate(zip(found, requests, strict=True)):
+        if number == 3:
+            assert isinstance(answer, InvalidRequestError)
+            continue
+        assert isinstance(answer, RankedList)
+        expected = await alone.rank(*request)
+        assert answer.stamp.request_id == f"r/{number}"
+        assert answer.order.tolist() == expected.order.tolist()
+        np.testing.assert_allclose(answer.scores, expected.scores, atol=1e-6)
+    await batched.aclose()
+    await alone.aclose()
