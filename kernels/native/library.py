@@ -43,7 +43,7 @@ class NativeStatus:
 
 _OPENMP_FILE = re.compile(r"/lib[gi]?omp[^/]*\.so[^/]*$")
 _loaded: dict[Path, ctypes.CDLL] = {}
-_ready: dict[Path, Path] = {}
+_ready: dict[Path, ctypes.CDLL] = {}
 
 
 def status(folder: Path = DEFAULT_FOLDER) -> NativeStatus:
@@ -69,14 +69,14 @@ def load(folder: Path = DEFAULT_FOLDER) -> ctypes.CDLL:
     Raises:
         NativeUnavailableError: ``status`` says that it cannot be used.
     """
-    path = _ready.get(folder)
-    if path is None:
+    library = _ready.get(folder)
+    if library is None:
         found = status(folder)
         if not found.available or found.path is None:
             raise NativeUnavailableError(f"native backend: {found.reason}")
-        _loaded[found.path].rankmesh_set_team(_gomp_parallel())
-        path = _ready[folder] = found.path
-    return _loaded[path]
+        library = _ready[folder] = _loaded[found.path]
+        library.rankmesh_set_team(_gomp_parallel())
+    return library
 
 
 def num_threads() -> int:
