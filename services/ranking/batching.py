@@ -135,16 +135,15 @@ class Batcher(Generic[ItemT, ResultT]):
             latest.check(self._station)
 
         latest = max((entry.deadline for entry in batch), key=lambda deadline: deadline.at_s)
-        try:
-            outcomes = await self._worker.run(latest, self._run, checkpoint, [entry.item for entry in batch])
-        except RankMeshError as error:
-            outcomes = [error] * len(batch)
-        except Exception as error:  # noqa: BLE001 - a bug that one item meets must not end the others
-            if len(batch) > 1:
+        work = self._worker.run(latest, self._run, checkpoint, [entry.item for entry in batch])
+        [done] = await asyncio.gather(work, return_exceptions=True)
+        if isinstance(done, BaseException) and not isinstance(done, RankMeshError):
+            if len(batch) > 1:  # a bug that one item meets must not end the others
                 for entry in batch:
                     await self._serve([entry])
                 return
-            outcomes = [StageUnavailableError(f"{type(error).__name__}: {error}", stage=self._station)]
+            done = StageUnavailableError(f"{type(done).__name__}: {done}", stage=self._station)
+        outcomes = [done] * len(batch) if isinstance(done, RankMeshError) else done
         for entry, outcome in zip(batch, outcomes, strict=True):
             if entry.future.done():
                 continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from benchmarks.arrivals import ARRIVALS, Times
+from benchmarks.arrivals import ARRIVALS, Kind, Times
 from benchmarks.end_to_end.hammer import NO_ANSWER, Hits, Volley, hammer
 from benchmarks.end_to_end.overload import (
     DEADLINE_MS,
@@ -35,12 +35,12 @@ def hits(rows: list[tuple[float, float, int]]) -> Hits:
 
 
 @pytest.mark.parametrize("kind", ARRIVALS)
-def test_arrivals_have_their_rate_and_order(kind: str) -> None:
-    times = ARRIVALS[kind](50.0, 200.0, 1)  # type: ignore[index]  # the keys are literals
+def test_arrivals_have_their_rate_and_order(kind: Kind) -> None:
+    times = ARRIVALS[kind](50.0, 200.0, 1)
     assert len(times) == pytest.approx(50 * 200, rel=0.1)
     assert bool((np.diff(times) >= 0).all())
     assert (times.min() >= 0, times.max() <= 200) == (True, True)
-    np.testing.assert_array_equal(times, ARRIVALS[kind](50.0, 200.0, 1))  # type: ignore[index]  # as above
+    np.testing.assert_array_equal(times, ARRIVALS[kind](50.0, 200.0, 1))
 
 
 def test_bursts_vary_more_than_chance() -> None:
@@ -155,8 +155,8 @@ def fire(times: Times) -> Hits:
 
 
 @pytest.mark.parametrize("kind", ["poisson", "bursty"])
-def test_each_load_gives_its_figures(kind: str) -> None:
-    found = {figure.metric: figure.value for figure in load_figures(kind, 10.0, QUICK, fire, 0)}  # type: ignore[arg-type]  # a literal
+def test_each_load_gives_its_figures(kind: Kind) -> None:
+    found = {figure.metric: figure.value for figure in load_figures(kind, 10.0, QUICK, fire, 0)}
     suffix = "" if kind == "poisson" else "_bursty"
     assert 0.5 < found[f"goodput_ratio_4x{suffix}"] <= 1.0
     assert found[f"reject_p99_ms{suffix}"] == 2.0
