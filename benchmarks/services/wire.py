@@ -9,6 +9,7 @@ all of them compressed alike. ``decode_ms`` is the server's side.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import orjson
@@ -22,7 +23,7 @@ from shared.clock import SystemClock
 from shared.wire import BatchLimits, CandidateBatch, IdLists, decode_batch, encode_request, split_request
 
 NUM_CANDIDATES = 1_000
-NUM_ROUNDS, NUM_WARMUP = 60, 5
+NUM_ROUNDS, NUM_WARMUP = 30, 3
 QUICK_ROUNDS, QUICK_WARMUP = 5, 1
 LEVEL = 1
 """Of zstd: what the client uses."""
@@ -50,7 +51,10 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         },
         rounds, warmup, options.seed, SystemClock(),
     )  # fmt: skip
-    params: dict[str, Param] = {"candidates": NUM_CANDIDATES, "features": NUM_FEATURES, "zstd_level": LEVEL}
+    params: dict[str, Param] = {
+        "candidates": NUM_CANDIDATES, "features": NUM_FEATURES, "zstd_level": LEVEL,
+        "load_average": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
     small = {name: len(zstd.compress(body)) for name, body in bodies.items()}
     ratios = {
         "bytes_ratio_json": len(bodies["json"]) / small["columns"],
