@@ -67,5 +67,5 @@ class ServeControl:
 
 def published_order(mesh: str) -> ServingOrder | None:
     """Return the last order of a mesh, None before the first; for a replica that starts."""
-    found = internal_kv._internal_kv_get(_KEY, namespace=mesh.encode())
+    found: bytes | None = internal_kv._internal_kv_get(_KEY, namespace=mesh.encode())
     return None if found is None else ServingOrder.model_validate_json(found)

@@ -359,7 +359,9 @@ class Rollouts:
 
     def _change(self, phase: RolloutPhase, **changes: Any) -> None:
         """Come into a phase; ``version``, ``canary`` and ``share`` are of the order, the rest of its roll-out."""
-        ordered = {name: changes.pop(name) for name in ("version", "canary", "share") if name in changes}
+        ordered: dict[str, Any] = {
+            name: changes.pop(name) for name in ("version", "canary", "share") if name in changes
+        }
         if ordered.get("canary", "") is None:
             ordered["share"] = 0.0
         shown = {"phase": phase, "since_s": self._clock.now_s(), "share": ordered.get("share", 0.0), **changes}

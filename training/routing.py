@@ -254,7 +254,8 @@ def choose(gains: Floats, costs: Floats, price: float) -> npt.NDArray[np.int64]:
 def cost_shares(config: RankerConfig) -> Floats:
     """Return the cost of each depth over the deepest's: [D]."""
     flops = np.array(list(depth_costs(config).values()), np.float64)
-    return flops / flops[-1]
+    shares: Floats = flops / flops[-1]
+    return shares
 
 
 def depth_costs(config: RankerConfig, num_candidates: int = NUM_CANDIDATES) -> dict[int, int]:

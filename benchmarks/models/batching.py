@@ -63,7 +63,8 @@ def _variants(config: RankerConfig, size: int, together: int, seed: int) -> dict
     states = [random_state(network, generator) for _ in range(together)]
     parts = [random_candidates(config, size, generator) for _ in range(together)]
     stacked = {name: torch.cat([state[name] for state in states]) for name in states[0]}
-    pooled, counters = (torch.cat([part[index] for part in parts]) for index in range(2))
+    pooled = torch.cat([pooled for pooled, _, _ in parts])
+    counters = torch.cat([counters for _, counters, _ in parts])
     layout = CandidateLayout.of(torch.repeat_interleave(torch.arange(together), size), together)
 
     def alone() -> None:

@@ -122,11 +122,16 @@ def cut(batch: RequestBatch, length: int) -> RequestBatch:
     width = history.item_ids.shape[1]
     newest = slice(max(width - length, 0), width)
     lengths = np.minimum(history.lengths, length)
-    columns = (history.item_ids, history.ratings, history.timestamps_s, history.surfaces, history.mask)
-    items, ratings, times, surfaces, mask = (column[:, newest] for column in columns)
-    return dataclasses.replace(
-        batch, history=HistoryBatch(items, ratings, times, surfaces, mask, lengths, num_total=lengths)
+    shortened = HistoryBatch(
+        history.item_ids[:, newest],
+        history.ratings[:, newest],
+        history.timestamps_s[:, newest],
+        history.surfaces[:, newest],
+        history.mask[:, newest],
+        lengths,
+        num_total=lengths,
     )
+    return dataclasses.replace(batch, history=shortened)
 
 
 def every_request(rows: Rows, every: int) -> Rows:

@@ -18,6 +18,7 @@ torch's own counter.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -211,7 +212,8 @@ class TargetAttention(nn.Module):
         logits = (keys @ self.query(candidate)[:, :, None]).squeeze(2) * candidate.shape[1] ** -0.5
         hidden = functional.pad(mask, (1, 0), value=True)
         weights = logits.masked_fill(~hidden, float("-inf")).softmax(1)
-        return (weights[:, None] @ values).squeeze(1)
+        pooled: Tensor = (weights[:, None] @ values).squeeze(1)
+        return pooled
 
 
 class SmallRanker(nn.Module):
@@ -281,11 +283,11 @@ def evaluate(model: SmallRanker, world: World, reader: Reader, rows: Rows) -> Me
     return Metrics.of(1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64))), rows.click, rows.user_index)
 
 
-class OperatorCount(TorchDispatchMode):
+class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """Counts the operators that torch dispatches while it is entered; views are not counted."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.count = 0
 
     def __torch_dispatch__(
@@ -299,7 +301,8 @@ class OperatorCount(TorchDispatchMode):
 @torch.inference_mode()
 def _costs(world: World, num_rounds: int, seed: int, params: dict[str, Param]) -> list[Measurement]:
     rows = world.test["all"].select(slice(0, BATCH_ROWS))
-    calls, figures = {}, []
+    calls: dict[str, Callable[[], object]] = {}
+    figures: list[Measurement] = []
     for form in FORMS:
         model = SmallRanker(world, form).eval()
         inputs = batch_of(world, Reader(world, form), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.golden import DOCUMENT, GROUP, GoldenRequest, add_golden
 from models.source import MemorySource
@@ -81,8 +82,8 @@ class Drift:
         """Publish a delta that was made."""
         self._log.append(delta)
 
-    def _scaled(self, array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]  # any shape of float32
-        return array * np.float32(1 + self._rng.uniform(-DENSE_STEP, DENSE_STEP))
+    def _scaled(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.multiply(array, np.float32(1 + self._rng.uniform(-DENSE_STEP, DENSE_STEP)))
 
     def _taken(self, groups: dict[str, Tensors], documents: dict[str, dict[str, object]]) -> Delta:
         delta = self._state.step(groups, "drift", documents)

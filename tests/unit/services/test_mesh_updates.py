@@ -198,8 +198,9 @@ async def test_a_canary_is_asked_about_labelled_events_and_taken_back(mesh: Upda
     RolloutRequest(id="b", action="rollback").write(mesh.folder)
     for _ in range(2):
         await mesh.rollouts.round()
-    assert mesh.rollouts.order.canary is None
     assert {(await ask(mesh, user))[1].weights_version for user in range(1, 30)} == {SOURCE.version}
+    order = mesh.rollouts.order
+    assert order.canary is None
 
 
 def predicted(mesh: UpdatedMesh, version: str, history: Any) -> float:

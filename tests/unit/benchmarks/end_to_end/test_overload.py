@@ -96,7 +96,7 @@ def server() -> Iterator[Server]:
 
 
 def test_the_generator_sends_what_is_due_and_tells_what_came_back(server: Server) -> None:
-    times = np.arange(12) * 0.005
+    times = np.arange(12, dtype=np.float64) * 0.005
     found = hammer(Volley("127.0.0.1", server.port, (b"one", b"three"), times))
     np.testing.assert_array_equal(found.due_s, times)
     assert sorted(found.status.tolist()) == [NO_ANSWER] * 3 + [200] * 6 + [429] * 3
