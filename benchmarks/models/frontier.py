@@ -1,8 +1,8 @@
 """Benchmark ``frontier``: what routing requests to tiers gives on the T1 test rows, with three seeds.
 
-Each seed trains the quick model on the newest three tenths of the training rows. Its gain model is fitted on the
-validation rows, and on the later training rows as they were scored before learning from them; then the test rows are
-routed at every price. Logits are kept in ``var/frontier``: a later run of the same configuration trains nothing.
+Each seed trains the quick model. Its gain model is fitted on the validation rows, and on the later training rows as
+they were scored before learning from them; then the test rows are routed at every price. Logits are kept in
+``var/frontier``: a later run of the same configuration trains nothing; one that was ended goes on with the next seed.
 
 * ``flops_saved_at_equal_ne``: share of the full tier's FLOPs that the cheapest mix saves whose NE is no worse;
 * ``flops_saved_mean_curve``: the same of the mean curve of all seeds, in which chance crossings of one seed count less;
@@ -38,7 +38,7 @@ from training.routing import Floats, Slice, choose, cost_shares, earlier_slice, 
 
 TRAIN_CONFIG = Path("configs/train/quick.yaml")
 NUM_SEEDS = 3
-TRAIN_SHARE, QUICK_SHARE = 0.3, 0.02
+TRAIN_SHARE, QUICK_SHARE = 1.0, 0.02
 SHARES = (0.1, 0.25, 0.5, 0.75)
 LOG_SHARE = 0.5
 """Share of the full tier's cost of the policy that is estimated from logs."""
