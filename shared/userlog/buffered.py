@@ -15,6 +15,7 @@ from shared.hashing import EntityId, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
 from shared.userlog.api import AppendResult, HistoryQuery, UserLoad, UserLog
+from shared.userlog.records import numbered, source_number
 
 
 class BufferConfig(Config):
@@ -47,6 +48,7 @@ class BufferedUserLog:
         self._log = log
         self._config = config
         self._clock = clock
+        self._sources = numbered(log.sources)
         self._waiting: list[Event] = []
         self._flushing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -65,8 +67,11 @@ class BufferedUserLog:
         """Add events, or keep them if the store is down: ``buffered`` of the result says so.
 
         Raises:
+            InvalidRequestError: an event names a source that the log does not have; none is kept.
             StoreUnavailableError: the store is down and the buffer has no room for all of them; none is kept then.
         """
+        for event in events:  # now: what the log refuses later would hold up everything behind it for ever
+            source_number(event.source, self._sources)
         if not self._waiting:
             try:
                 return await self._log.append(events)

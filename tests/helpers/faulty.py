@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,11 @@ class FaultyService:
         else:
             self._always[method] = fault
 
-    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def __getattr__(self, method: str) -> Any:
+        value = getattr(self.inner, method, None)
+        if value is not None and not callable(value):
+            return value  # an attribute is no call
+
         async def call(*args: Any) -> Any:
             self.started[method] += 1
             self.in_flight += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shared.clock import ManualClock
-from shared.errors import StoreUnavailableError
+from shared.errors import InvalidRequestError, StoreUnavailableError
 from shared.schema.api import Event
 from shared.userlog import AppendResult, BufferConfig, BufferedUserLog, MemoryUserLog, UserLoad
 
@@ -73,6 +73,20 @@ async def test_events_wait_and_are_written_in_order(
     assert await items(log) == [1, 2, 3]
     assert inner.batches == [2, 2, 1]  # the failed one, then two at a time
     assert await log.append([event("d", 1, item=4)]) == AppendResult(appended=1)
+
+
+async def test_an_event_that_the_log_would_refuse_is_not_buffered(
+    log: BufferedUserLog, inner: WatchedLog, clock: ManualClock, event: MakeEvent
+) -> None:
+    """It would never be written, and hold up everything behind it."""
+    inner.down = True
+    await log.append([event("a", 1, item=1)])
+    with pytest.raises(InvalidRequestError, match="source must be one of"):
+        await log.append([event("b", 2, item=2), event("c", 3, source="nowhere")])
+    assert log.num_buffered == 1
+    inner.down = False
+    await clock.advance(0.1)
+    assert await items(log) == [1]
 
 
 async def test_it_keeps_trying(log: BufferedUserLog, inner: WatchedLog, clock: ManualClock, event: MakeEvent) -> None:
