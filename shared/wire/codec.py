@@ -2,7 +2,8 @@
 
 An integer column is a base and, of each value's distance to it, as many low bytes as the largest distance needs. The
 bytes lie in planes: all lowest bytes, then all second ones. Planes cost nothing to cut and compress well, because the
-upper ones hardly vary. A float column is the same without a base, in half precision where that loses nothing.
+upper ones hardly vary. Floats that are decimals of a few digits, as logged numbers are, are integers over a power of
+ten; others are planes of half or single precision. Nothing is lost either way: the same bits come back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from shared.errors import ContextValue, InvalidRequestError, MalformedBodyError
 
 _MASK = (1 << 64) - 1
 _BASE = struct.Struct("<Bq")
+_KIND = struct.Struct("<B")
 _CONSTANT = struct.Struct("<Bf")
 _WORDS: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_DECIMAL = 16
+"""Kind of a float column that is an integer column over 10 ** (kind - 16)."""
+
+_DIGITS_MAX = 6
+_POWERS = 10.0 ** np.arange(_DIGITS_MAX + 1)[:, None]
+_DECIMALS_MAX = float(2**40)
+_SAMPLE = 8
+
 _FLOATS: dict[int, np.dtype[Any]] = {size: np.dtype(f"<f{size}") for size in (2, 4)}
 
 
@@ -119,12 +129,14 @@ class Reader:
         Raises:
             MalformedBodyError: it is cut short, or its kind is unknown.
         """
-        width = self.unpack(field, struct.Struct("<B"))[0]
-        if width == 0:
+        kind = self.unpack(field, _KIND)[0]
+        if kind == 0:
             return np.full(count, np.frombuffer(self.raw(field, 4), "<f4")[0], np.float32)
-        if width not in _FLOATS:
-            malformed(field, f"must be floats of 0, 2 or 4 bytes, has {width}", "0, 2, 4", width)
-        values = self._planes(field, count, width, width).view(_FLOATS[width])
+        if _DECIMAL <= kind <= _DECIMAL + _DIGITS_MAX:
+            return _decimal_values(self.integers(field, count), kind - _DECIMAL)
+        if kind not in _FLOATS:
+            malformed(field, f"must be floats of kind 0, 2, 4 or 16 to 22, is {kind}", "0, 2, 4, 16-22", kind)
+        values = self._planes(field, count, kind, kind).view(_FLOATS[kind])
         return np.asarray(values, np.float32)
 
     def _planes(self, field: str, count: int, width: int, word: int) -> npt.NDArray[np.uint8]:
@@ -153,17 +165,44 @@ def write_integers(out: list[bytes], values: npt.NDArray[np.int64]) -> None:
 
 
 def write_floats(out: list[bytes], values: npt.NDArray[np.float32]) -> None:
-    """Append a float column: float32 [n], in half precision where every value is one."""
+    """Append a float column: float32 [n], in the smallest form that gives back the same bits."""
     bits = values.view(np.uint32)
     if len(values) and bool((bits == bits[0]).all()):
         out.append(_CONSTANT.pack(0, values[0]))
         return
+    for digits in _possible_digits(values[:_SAMPLE]):
+        if (found := _decimals(values, digits)) is not None:
+            out.append(_KIND.pack(_DECIMAL + digits))
+            write_integers(out, found)
+            return
     with np.errstate(over="ignore"):
         half = values.astype(_FLOATS[2])
     # By value, so that NaN, whose bits may change, goes in full.
-    exact = bool((half == values).all())
-    out.append(b"\x02" if exact else b"\x04")
-    _write_planes(out, half if exact else np.ascontiguousarray(values, _FLOATS[4]), 2 if exact else 4)
+    width = 2 if bool((half == values).all()) else 4
+    out.append(_KIND.pack(width))
+    _write_planes(out, half if width == 2 else np.ascontiguousarray(values, _FLOATS[4]), width)
+
+
+def _possible_digits(sample: npt.NDArray[np.float32]) -> list[int]:
+    """Return which numbers of digits the first values allow, fewest first."""
+    scaled = np.rint(sample.astype(np.float64) * _POWERS)
+    same = (scaled / _POWERS).astype(np.float32) == sample
+    found: list[int] = np.flatnonzero(same.all(axis=1)).tolist()
+    return found
+
+
+def _decimals(values: npt.NDArray[np.float32], digits: int) -> npt.NDArray[np.int64] | None:
+    """Return the values times a power of ten, int64, if that gives back the same bits; else None."""
+    scaled = np.rint(values.astype(np.float64) * 10.0**digits)
+    if not bool((np.abs(scaled) <= _DECIMALS_MAX).all()):  # NaN and infinity too
+        return None
+    integers = scaled.astype(np.int64)
+    same = _decimal_values(integers, digits).view(np.uint32) == values.view(np.uint32)
+    return integers if bool(same.all()) else None
+
+
+def _decimal_values(integers: npt.NDArray[np.int64], digits: int) -> npt.NDArray[np.float32]:
+    return (integers / 10.0**digits).astype(np.float32)
 
 
 def _write_planes(out: list[bytes], words: npt.NDArray[Any], width: int) -> None:

@@ -65,7 +65,12 @@ def test_integers_come_back(values: list[int]) -> None:
     assert reader.num_left == 0
 
 
-@given(st.lists(st.floats(width=32), max_size=40) | st.lists(st.floats(width=16), max_size=40))
+_DECIMALS = st.tuples(st.integers(0, 7), st.lists(st.integers(-(10**9), 10**9), max_size=40)).map(
+    lambda drawn: [value / 10 ** drawn[0] for value in drawn[1]]
+)
+
+
+@given(st.lists(st.floats(width=32), max_size=40) | st.lists(st.floats(width=16), max_size=40) | _DECIMALS)
 def test_floats_come_back_to_the_bit(values: list[float]) -> None:
     given_ = np.array(values, np.float32)
     out: list[bytes] = []
@@ -82,13 +87,28 @@ def test_a_column_is_as_wide_as_its_values_need(most: int, width: int) -> None:
     assert len(b"".join(out)) == 9 + 3 * width
 
 
-def test_floats_take_half_the_bytes_where_that_loses_nothing() -> None:
-    sizes = []
-    for values in (floats(1.5, 2.0, 0.25), floats(0.1, 0.2, 0.3), floats(0.1, 0.1, 0.1)):
-        out: list[bytes] = []
-        write_floats(out, values)
-        sizes.append(len(b"".join(out)))
-    assert sizes == [1 + 6, 1 + 12, 5]
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        (floats(0.1, 0.1, 0.1), 5),
+        (floats(1.0, 2.0, 3.0), 1 + 9 + 3),
+        (floats(0.1, 0.25, -0.3), 1 + 9 + 3),
+        (floats(0.123, 7.456, 9.0), 1 + 9 + 2 * 3),
+        (floats(2.0**-14, 1.0, 2.0), 1 + 2 * 3),
+        (floats(math.pi, 1.0, 2.0), 1 + 4 * 3),
+        (floats(math.nan, 1.0, 2.0), 1 + 4 * 3),
+        (floats(-0.0, 1.0, 2.0), 1 + 2 * 3),
+    ],
+    ids=["constant", "whole", "2 digits", "3 digits", "half precision", "single precision", "NaN", "minus zero"],
+)
+def test_floats_take_the_smallest_form_that_loses_nothing(
+    values: np.ndarray[tuple[int], np.dtype[np.float32]], size: int
+) -> None:
+    out: list[bytes] = []
+    write_floats(out, values)
+    assert len(b"".join(out)) == size
+    found = Reader(b"".join(out)).floats("x", len(values))
+    np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
 
 
 def test_a_batch_comes_back() -> None:
