@@ -45,14 +45,14 @@ class ReferenceLayers:
         """
         layers = tuple(
             LayerGiven(
-                keys=self._round(_shown(layer.keys, mask)),
-                values=self._round(_shown(layer.values, mask)),
+                keys=self._round(_shown(layer.keys, mask if weights.num_queries else None)),
+                values=self._round(_shown(layer.values, mask if weights.num_queries else None)),
                 queries=layer.queries.float(),
                 mixtures=layer.mixtures.float(),
                 linear=layer.linear.float(),
                 hidden=layer.hidden.float(),
             )
-            for layer in given
+            for weights, layer in zip(self.weights, given, strict=True)
         )
         return ReferenceGiven(layers, mask, len(given[0].hidden))
 

@@ -194,6 +194,15 @@ def test_masked_keys_are_not_there(backend: Backend) -> None:
     _check(clean, expected, sizes, extra=2)
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
+def test_a_mask_is_nothing_to_layers_without_queries(backend: Backend) -> None:
+    if backend == "native":
+        require_native()
+    sizes = dataclasses.replace(GRID[1], num_keys=0)
+    mask = torch.ones(sizes.num_requests, 7, dtype=torch.bool)
+    assert torch.equal(_run(sizes, 3, backend, mask=mask), _run(sizes, 3, backend))
+
+
 @pytest.mark.parametrize("sizes", [GRID[0], GRID[1], GRID[5]])
 def test_a_candidate_does_not_depend_on_its_batch(sizes: Sizes) -> None:
     require_native()
