@@ -131,6 +131,19 @@ BENCHMARKS: dict[str, Entry] = {
         "events of several sources as one sequence against one a source: NE and operators; three seeds, 6 minutes",
         ("ne_signals_all_merged", "ne_signals_all_separate", "operators_merged", "operators_separate"),
     ),
+    "history": Entry(
+        "benchmarks.models.history:run",
+        "encoding events anew against extending a kept state; time by length; FLOPs of CompSkip; a minute",
+        (
+            "append_speedup",
+            "request_speedup",
+            "cached_request_ratio",
+            "length_exponent",
+            "full_attention_exponent",
+            "compskip_flops_cut",
+            "long_history_bytes",
+        ),
+    ),
     "length": Entry(
         "benchmarks.models.length:run",
         "NE of clicks by the events that the ranker may read of a user, 0 to 1,000, with a power-law fit; 8 minutes",

@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from cluster.affinity import router_of
 from cluster.config import ReplicaConfig
 from cluster.names import deployment_name, station_configs
 from cluster.priority import start_command
@@ -40,8 +41,11 @@ def build(place: Place) -> Application:
 
 
 def _deployment(cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str]) -> Any:
+    router = router_of(station, config.replicas)
+    routing = {} if router is None else {"request_router_config": router}
     return serve.deployment(
         cls,
+        **routing,
         name=deployment_name(station),
         num_replicas=config.replicas,
         max_ongoing_requests=config.max_ongoing_requests,

@@ -7,8 +7,10 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from cluster.affinity import keys_of
 from cluster.config import EDGES, MeshConfig, Transport
 from cluster.handles import RayHandle
+from cluster.names import station_configs
 from services.ingress.job import Stations
 
 
@@ -19,8 +21,15 @@ def connect_stations(config: MeshConfig, handles: Mapping[str, DeploymentHandle[
         config: Says how each call travels.
         handles: Station name, e.g. ``embedding:1`` -> its Serve handle.
     """
+    replicas = station_configs(config)
     wrapped = {
-        name: RayHandle(name, handle, _transports(config, name), config.ray.inline_bytes_max)
+        name: RayHandle(
+            name,
+            handle,
+            _transports(config, name),
+            config.ray.inline_bytes_max,
+            keys=keys_of(name, replicas[name].replicas),
+        )
         for name, handle in handles.items()
     }
     return Stations(

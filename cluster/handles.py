@@ -13,6 +13,9 @@ source of Ray 2.60 and confirmed by experiment, see docs/decisions/0003-transpor
   resolved once. A call therefore resolves itself as soon as it has a replica.
 * Serve lets a call wait for ever while a deployment has no replica. Its router does know: it drops a replica on the
   first call that finds it dead. So a call is refused at once then, and the caller goes on without that station.
+* Which replica a call goes to is decided here, in the process of the caller: every ingress has a router of its own. A
+  deployment that routes by key (``cluster.affinity``) hashes it onto the replicas, whose names all routers know: so
+  they agree, in every ingress mode and without talking.
 * A by-value call with a pending argument whose replica died keeps the caller's router busy for ever. So by-value calls
   never see pending arguments: they are awaited here first.
 """
@@ -35,6 +38,8 @@ ERROR_BYTES_MAX = 65_536
 """A larger result is a value: an error report with its traceback has about 3 KB."""
 
 BytesOf: TypeAlias = Callable[[ObjectRef[Any]], int]
+KeyOf: TypeAlias = Callable[..., str]
+"""Arguments of a call -> what decides which replica it goes to, where the deployment routes by it."""
 _Response: TypeAlias = DeploymentResponse[Any]
 
 
@@ -47,6 +52,7 @@ class RayHandle:
         transports: Method -> how it travels; a method that is not named goes by value.
         value_bytes_max: Largest payload of a ``by_size`` call that goes by value; one of unknown size does not.
         bytes_of: Tells the size of a result without fetching it.
+        keys: Method -> the key of a call; calls of one key go to one replica while it lives and has room.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class RayHandle:
         transports: Mapping[str, Transport],
         value_bytes_max: int,
         bytes_of: BytesOf | None = None,
+        keys: Mapping[str, KeyOf] | None = None,
     ) -> None:
         self._name = name
         self._handle = handle
@@ -65,6 +72,7 @@ class RayHandle:
         self._transports = transports
         self._value_bytes_max = value_bytes_max
         self._bytes_of = bytes_of or object_bytes
+        self._keys = keys or {}
 
     @property
     def name(self) -> str:
@@ -80,7 +88,10 @@ class RayHandle:
         refusal = None
         if _has_lost_all_replicas(self._handle):
             refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
-        bound = getattr(self._methods[by_reference], method)
+        served = self._methods[by_reference]
+        if (key := self._keys.get(method)) is not None:
+            served = served.options(session_id=key(*args))
+        bound = getattr(served, method)
         return RayCall(self._name, bound, args, by_reference, self._bytes_of, refusal)
 
     def _goes_by_reference(self, method: str, payload_bytes: int | None) -> bool:

@@ -21,7 +21,7 @@ TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 CATALOG_FEATURES = ("item_id", "genres", "year")
 """Features of a candidate that the catalog knows; of any other, a model knows what the request carries."""
 
-WEIGHTS_FORMAT = 3
+WEIGHTS_FORMAT = 4
 """Counts up when code no longer reads what older code published; weights of another format are trained anew."""
 
 OBJECTIVES: tuple[str, str] = ("click", "conversion")
@@ -110,25 +110,66 @@ class TierConfig(Config):
     num_layers: int | None = Field(None, ge=1, le=32)
 
 
-class EncoderConfig(Config):
-    """The history encoder.
+class EncoderParts(Config):
+    """What one layer of the history encoder computes beside keys and values.
 
     Args:
-        num_events: Newest events of the history that become tokens; the others count in the dense features alone.
-        num_summaries: Learned tokens in front of the history; their outputs summarise it, and they are what attention
-            finds where there is no history.
-        num_heads: Attention heads, self and target attention alike.
-        feed_forward_width: Hidden width of the position-wise network.
-        genre_events: Whether an event carries the pooled genres of its item beside the item itself.
-        position_buckets: Ranks from the newest event that have an embedding of their own; older ones share the last.
+        feed_forward: Personal feed-forward network.
+        self_attention: Block attention of events to earlier events.
+        summary: A summary of its own; else that of the layer before.
     """
 
-    num_events: int = Field(50, ge=1, le=4096)
+    feed_forward: bool
+    self_attention: bool
+    summary: bool
+
+
+class EncoderConfig(Config):
+    """The history encoder, see docs/encoder.md.
+
+    Args:
+        num_events: Most events that become tokens, the newest; the others count in the dense features alone.
+        window_step: The oldest of these events moves on in steps of so many, so that the state of a long history can
+            be extended as often before it must be made anew; between num_events - window_step + 1 and num_events count.
+        block: Events of a block of self-attention.
+        window_blocks: Blocks that an event sees, its own among them.
+        self_attention: Whether events attend to earlier events; else layers have feed-forward network and summary.
+        comp_skip: Whether layers take turns where there is self-attention: feed-forward network and summary in the even
+            ones, self-attention in the odd ones; else every layer has all three.
+        num_summaries: Tokens that summarise the history for the interaction layers.
+        num_seeds: Learned queries that the summary pools the history with.
+        num_summary_maps: Pairs of maps, on the seeds and on the channels, that make summaries of what the seeds found.
+        num_heads: Attention heads, of the history and of the queries to it alike.
+        feed_forward_width: Hidden units of the personal feed-forward network.
+        num_context_tokens: Tokens that the request's features are compressed to, of which that network is made.
+        genre_events: Whether an event carries the pooled genres of its item beside the item itself.
+    """
+
+    num_events: int = Field(50, ge=1, le=65_536)
+    window_step: int = Field(16, ge=1)
+    block: int = Field(32, ge=1)
+    window_blocks: int = Field(2, ge=1)
+    self_attention: bool = True
+    comp_skip: bool = True
     num_summaries: int = Field(2, ge=1)
+    num_seeds: int = Field(4, ge=1)
+    num_summary_maps: int = Field(2, ge=1)
     num_heads: int = Field(2, ge=1)
     feed_forward_width: int = Field(64, ge=1)
+    num_context_tokens: int = Field(4, ge=1)
     genre_events: bool = True
-    position_buckets: int = Field(16, ge=0)
+
+    @property
+    def num_tokens(self) -> int:
+        """T: keys of a full history, the learned one that stands for an empty history among them."""
+        return self.num_events + 1
+
+    def parts(self, layer: int) -> EncoderParts:
+        """Return what a layer computes."""
+        if not self.self_attention:
+            return EncoderParts(feed_forward=True, self_attention=False, summary=True)
+        is_even = layer % 2 == 0 or not self.comp_skip
+        return EncoderParts(feed_forward=is_even, self_attention=layer % 2 == 1 or not self.comp_skip, summary=is_even)
 
 
 class GroupConfig(Config):
@@ -186,7 +227,7 @@ class RankerConfig(Config):
     """
 
     width: int = Field(32, ge=4)
-    history_length: int = Field(200, ge=1, le=4096)
+    history_length: int = Field(200, ge=1, le=65_536)
     num_layers: int = Field(2, ge=1, le=32)
     tables: tuple[TableConfig, ...] = (
         TableConfig(name="item", placement="row_wise"),
@@ -248,8 +289,10 @@ class RankerConfig(Config):
             raise ValueError(
                 f"encoder.num_events must be at most history_length {self.history_length}, is {self.encoder.num_events}"
             )
-        if self.width % self.encoder.num_heads:
-            raise ValueError(f"width must be a multiple of encoder.num_heads {self.encoder.num_heads}, is {self.width}")
+        if self.width % (2 * self.encoder.num_heads):
+            raise ValueError(
+                f"width must be a multiple of twice encoder.num_heads {self.encoder.num_heads}, is {self.width}"
+            )
         if set(self.objective_weights) != set(OBJECTIVES):
             raise ValueError(f"objective_weights must name {OBJECTIVES}, names {sorted(self.objective_weights)}")
         for name, tier in self.tiers.items():

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.heads import ExitHead
+from models.kunlun import PersonalFeedForward
 from models.network import RankingNetwork
-from models.sequence_encoder import EncoderLayer
 from models.wukong import GroupBlock, InteractionLayer
 
 _Sums = dict[str, Tensor]
@@ -45,7 +45,7 @@ class LayerContributions:
     Args:
         request: Request-only group.
         candidate: Candidate group.
-        feed_forward: [hidden] of the encoder's position-wise network.
+        feed_forward: [hidden] of the encoder's personal feed-forward network; ones where the layer has none.
     """
 
     request: BlockContributions
@@ -79,12 +79,14 @@ def measure_contributions(network: RankingNetwork, run: Callable[[RankingNetwork
     sums: dict[str, _Sums] = {}
     handles = []
     layers = [cast(InteractionLayer, layer) for layer in network.layers]
-    encoders = [cast(EncoderLayer, layer) for layer in network.encoder.layers]
+    old = network.config.layer_sizes
+    encoders = [network.encoder.layer(index) for index in range(len(layers))]
     exits = {depth: network.heads.exit(depth) for depth in network.config.exits}
     for index, layer in enumerate(layers):
         handles += _watch_block(layer.request, [layer.request.up, layer.cross_up], sums, f"{index}.request")
         handles += _watch_block(layer.candidate, [layer.candidate.up], sums, f"{index}.candidate")
-        handles.append(encoders[index].down.register_forward_hook(partial(_map, sums, f"{index}.encoder")))
+        if (feed_forward := encoders[index].feed_forward) is not None:
+            handles.append(feed_forward.register_forward_hook(partial(_units, sums, f"{index}.encoder")))
     for depth, head in exits.items():
         handles.append(head.logits.register_forward_hook(partial(_map, sums, f"exit{depth}")))
     try:
@@ -94,14 +96,14 @@ def measure_contributions(network: RankingNetwork, run: Callable[[RankingNetwork
         for handle in handles:
             handle.remove()
     # Two names for each block: its down map and its tokens.
-    if len(sums) != 5 * len(layers) + len(exits):
+    if len(sums) != 4 * len(layers) + sum(each.feed_forward is not None for each in encoders) + len(exits):
         raise ValueError(f"every layer and exit must run, ran {sorted(sums)}")
     return NetworkContributions(
         tuple(
             LayerContributions(
                 _block(layer.request, [], sums, f"{index}.request"),
                 _block(layer.candidate, [layer.cross_linear], sums, f"{index}.candidate"),
-                _hidden(sums[f"{index}.encoder"], encoders[index].down.weight),
+                _feed_forward(sums.get(f"{index}.encoder"), old[index].feed_forward_width),
             )
             for index, layer in enumerate(layers)
         ),
@@ -121,6 +123,24 @@ def _map(sums: dict[str, _Sums], name: str, _: nn.Module, inputs: tuple[Any, ...
     """Add up squares of a map's inputs and outputs, by channel."""
     _add(sums, name, "inputs", _squares(inputs[0]))
     _add(sums, name, "outputs", _squares(output))
+
+
+def _units(
+    sums: dict[str, _Sums], name: str, module: PersonalFeedForward, inputs: tuple[Any, ...], output: Tensor
+) -> None:
+    """Add up squares of the personal network's output, and of each hidden unit's part of it: [B, L, hidden]."""
+    keys, values = module.weights(inputs[1])
+    hidden = module.hidden(torch.bmm(inputs[0], keys.transpose(1, 2))).double()
+    part = hidden.square().sum(1) * values.double().square().sum(2)
+    _add(sums, name, "inputs", part.sum(0))
+    _add(sums, name, "outputs", output.double().square().sum()[None])
+
+
+def _feed_forward(sums: _Sums | None, width: int) -> Tensor:
+    """Return each hidden unit's part of the output: [hidden]."""
+    if sums is None:
+        return torch.ones(width, dtype=torch.float64)
+    return (sums["inputs"] / sums["outputs"].clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
 
 
 def _tokens(sums: dict[str, _Sums], name: str, _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:

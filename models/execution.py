@@ -6,6 +6,7 @@ the candidate side as a packed stack of fused layers (``kernels.wukong_layer``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import cast
 
@@ -17,13 +18,15 @@ from kernels import wukong_layer
 from kernels.native import status
 from kernels.packed_linear import PackedLinear, probe_dtypes
 from models.execution_config import REFERENCE, BackendChoice, Execution, Precision, PrecisionChoice
+from models.kunlun import Window
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
+from models.sequence_encoder import Ages, EncodedLayer, Events
 from models.wukong import Contributions, InteractionLayer
 from shared.errors import ConfigError
 from shared.schema.speculative import HitLevel
 
-_DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_execution(backend: BackendChoice = "auto", precision: PrecisionChoice = "auto") -> Execution:
@@ -80,9 +83,11 @@ class FusedNetwork:
         check_fusable(network)
         self.config = network.config
         self.execution = execution
-        self._dtype = _DTYPES[execution.precision]
+        self._dtype = DTYPES[execution.precision]
         self._network = network
         self._request_side = network if self._dtype == torch.float32 else _copy(network, self._dtype)
+        if execution.backend == "native":
+            self._request_side.encoder.use_native()
         self._counters = [PackedLinear(cast(nn.Linear, network.counters[index]).weight) for index in (0, 2)]
         self._speculative = PackedLinear(network.speculative.weight)
         self._embedding = PackedLinear(network.heads.speculative.weight)
@@ -92,19 +97,22 @@ class FusedNetwork:
             for depth, head in ((depth, network.heads.exit(depth)) for depth in self.config.exits)
         }
 
-    def encode(
-        self,
-        features: Tensor,
-        items: Tensor,
-        weight_buckets: Tensor,
-        gap_buckets: Tensor,
-        mask: Tensor | None,
-        dense: Tensor,
-    ) -> State:
+    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor) -> State:
         """Compute the request side of B requests: see ``RankingNetwork.encode``; the state is float32."""
-        features, items, dense = (x.to(self._dtype) for x in (features, items, dense))
-        state = self._request_side.encode(features, items, weight_buckets, gap_buckets, mask, dense)
-        return {name: x.float() if x.is_floating_point() else x for name, x in state.items()}
+        features, events, dense = features.to(self._dtype), events.to(self._dtype), dense.to(self._dtype)
+        return _widened(self._request_side.encode(features, events, ages, dense))
+
+    def encode_events(
+        self, features: Tensor, events: Events, before: Sequence[Window] | None, num_before: int
+    ) -> list[EncodedLayer]:
+        """Encode events that follow others: see ``RankingNetwork.encode_events``; in the stack's dtype."""
+        return self._request_side.encode_events(features.to(self._dtype), events.to(self._dtype), before, num_before)
+
+    def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:
+        """Compute what is left when the events are encoded: see ``RankingNetwork.finish``; the state is float32."""
+        features, dense = features.to(self._dtype), dense.to(self._dtype)
+        encoded = [(keys.to(self._dtype), values.to(self._dtype)) for keys, values in encoded]
+        return _widened(self._request_side.finish(features, encoded, ages, dense))
 
     def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
         """Score C candidates cheaply, in float32: see ``RankingNetwork.first_pass``."""
@@ -178,6 +186,10 @@ def check_fusable(network: RankingNetwork) -> None:
     """
     if network.config.bias:
         raise ConfigError("a network with biases runs on backend reference only", field="backend", value="bias")
+
+
+def _widened(state: State) -> State:
+    return {name: x.float() if x.is_floating_point() else x for name, x in state.items()}
 
 
 def _copy(network: RankingNetwork, dtype: torch.dtype) -> RankingNetwork:

@@ -1,9 +1,9 @@
 """FLOPs of the network as formulas of its configuration, by part.
 
 Conventions: a multiply-add is 2; matrix products alone count, attention as its two products (queries by keys, weights
-by values); norms, activations, softmax, additions and look-ups do not. So the numbers are those of
-``torch.utils.flop_counter.FlopCounterMode`` with attention in its plain form. Candidates of several requests in one
-batch count as they are, without the empty places of a training batch's attention grid.
+by values) over the pairs that are seen; norms, activations, softmax, additions and look-ups do not. So the numbers are
+those of ``torch.utils.flop_counter.FlopCounterMode`` with attention in its plain form, but for hidden pairs. Candidates
+of several requests in one batch count as they are, without the empty places of a training batch's attention grid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def request_flops(config: RankerConfig, num_tokens: int, num_requests: int = 1) 
 
     Args:
         config: The ranker's configuration.
-        num_tokens: T, summaries and events of a padded history.
+        num_tokens: T, keys of a padded history: its events and the one that stands for none.
         num_requests: B.
 
     Returns:
@@ -53,7 +53,7 @@ def request_flops(config: RankerConfig, num_tokens: int, num_requests: int = 1) 
     first_users = config.num_objectives * config.first_pass_width
     parts = {
         "dense": hidden * (len(DENSE_FEATURES) + config.num_dense_tokens * width),
-        "encoder": sum(_encoder(config, sizes, num_tokens) for sizes in layers),
+        "encoder": sum(_encoder(config, index, num_tokens) for index in range(config.num_layers)),
         "interaction": sum(_request_block(config, sizes, num_tokens) for sizes in layers),
         "first_pass": last * first_users + first_users * first_inputs,
         "heads": sum(
@@ -71,7 +71,7 @@ def candidate_flops(
     Args:
         config: The ranker's configuration.
         depth: Interaction layers, an exit of the model; 0: the first pass.
-        num_tokens: T, summaries and events of the history.
+        num_tokens: T, keys of the history.
         num_candidates: C.
         speculative: Whether there are speculative embeddings.
 
@@ -124,11 +124,30 @@ def ranking_flops(
     )
 
 
-def _encoder(config: RankerConfig, sizes: LayerSizes, num_tokens: int) -> int:
-    """Count one encoder layer in multiply-adds: position-wise network, keys and values, the summaries' attention."""
-    width, summaries = config.width, config.encoder.num_summaries
-    per_token = 2 * width * sizes.feed_forward_width + 2 * width * width
-    return num_tokens * per_token + 2 * summaries * width * width + _attention(summaries, num_tokens, width)
+def _encoder(config: RankerConfig, index: int, num_tokens: int) -> int:
+    """Count one encoder layer in multiply-adds: feed-forward network, self-attention, keys and values, summary."""
+    width, encoder, parts = config.width, config.encoder, config.encoder.parts(index)
+    num_events, hidden = num_tokens - 1, config.layer_sizes[index].feed_forward_width
+    count = num_events * 2 * width * width
+    if parts.feed_forward:
+        num_context, num_features = encoder.num_context_tokens, len(config.request_features)
+        made = num_context * width * (num_features + width + 2 * width) + 2 * hidden * num_context * width
+        count += made + 2 * num_events * hidden * width
+    if parts.self_attention:
+        count += num_events * 4 * width * width + 2 * width * _pairs(num_events, encoder.block, encoder.window_blocks)
+    if parts.summary:
+        seeds, maps = encoder.num_seeds, encoder.num_summary_maps
+        count += _attention(seeds, num_tokens, width) + seeds * maps * width * (width + encoder.num_summaries)
+    return count
+
+
+def _pairs(num_events: int, block: int, window_blocks: int) -> int:
+    """Count pairs of an event and one that it sees: its own block up to itself, and the whole blocks before it."""
+    total = 0
+    for begin in range(0, num_events, block):
+        size = min(block, num_events - begin)
+        total += size * min(begin, (window_blocks - 1) * block) + size * (size + 1) // 2
+    return total
 
 
 def _request_block(config: RankerConfig, sizes: LayerSizes, num_tokens: int) -> int:

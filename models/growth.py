@@ -17,7 +17,6 @@ from torch import nn
 from models.config import RankerConfig
 from models.network import RankingNetwork
 from models.random_request import random_candidates, random_state
-from models.sequence_encoder import EncoderLayer
 from models.wukong import InteractionLayer
 
 
@@ -43,7 +42,7 @@ def activation_maxima(network: RankingNetwork) -> Iterator[list[LayerMaxima]]:
     handles = []
     for index, found in enumerate(maxima):
         interaction = cast(InteractionLayer, network.layers[index])
-        encoder = cast(EncoderLayer, network.encoder.layers[index])
+        encoder = network.encoder.layer(index)
         norms = {
             "request": interaction.request.norm,
             "candidate": interaction.candidate.norm,

@@ -7,6 +7,7 @@ a server would not have at request time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,25 +51,45 @@ _HOUR_S = 3600
 _COUNTER_PRIOR = 2.0
 
 
+BEGINNING_BUCKET = NUM_GAP_BUCKETS
+"""Pause bucket of the oldest event that counts: what was before it is not asked."""
+
+PAUSE_UNIT_S = 60.0
+"""Pauses far below this hardly count in the time between events: ratings of one sitting are seconds apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestInputs:
-    """The request side of B requests, as rows and buckets.
+    """The request side of B requests, as rows and buckets; events oldest first, then padding 0.
 
     Args:
         feature_rows: int64 [B, number of request features], row of each in its table.
-        item_rows: int64 [B, L], rows of table ``item``, padding 0 first, then events, oldest first.
+        item_rows: int64 [B, L], rows of table ``item``.
         weight_buckets: int64 [B, L], 0 to ``NUM_WEIGHT_BUCKETS - 1``.
-        gap_buckets: int64 [B, L], 0 to ``NUM_GAP_BUCKETS - 1``, by time between event and request.
-        mask: bool [B, L], true where there is an event; the newest is in the last column.
+        pause_buckets: int64 [B, L], 0 to ``BEGINNING_BUCKET``, by time since the event before.
+        clock: float64 [B, L], log time between events, summed from the oldest: grows by log(1 + pause / unit).
+        log_gaps: float64 [B, L], log(1 + seconds between event and request).
+        mask: bool [B, L], true where there is an event.
         dense: float32 [B, len(DENSE_FEATURES)].
     """
 
     feature_rows: npt.NDArray[np.int64]
     item_rows: npt.NDArray[np.int64]
     weight_buckets: npt.NDArray[np.int64]
-    gap_buckets: npt.NDArray[np.int64]
+    pause_buckets: npt.NDArray[np.int64]
+    clock: npt.NDArray[np.float64]
+    log_gaps: npt.NDArray[np.float64]
     mask: npt.NDArray[np.bool_]
     dense: npt.NDArray[np.float32]
+
+
+def window_start(num_total: npt.NDArray[np.int64], num_events: int, step: int) -> npt.NDArray[np.int64]:
+    """Return the ordinal of the oldest event that counts, of histories of so many events: int64 [B] -> int64 [B].
+
+    It moves on in whole steps, so a history can grow by ``step`` events before its window loses any.
+    """
+    beyond = np.maximum(num_total - num_events, 0)
+    return np.asarray(-(-beyond // step) * step, np.int64)
 
 
 def weight_buckets(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -102,6 +123,7 @@ def request_inputs(
     num_total: npt.NDArray[np.int64],
     as_of_s: npt.NDArray[np.int64],
     num_events: int,
+    window_step: int,
 ) -> RequestInputs:
     """Build the inputs of B requests.
 
@@ -114,16 +136,31 @@ def request_inputs(
         num_total: int64 [B], events that the log holds before the request.
         as_of_s: int64 [B], request times.
         num_events: L, newest events that become tokens; all W count in the dense features.
+        window_step: Events by which the oldest of them moves on at once, see ``window_start``.
     """
     gaps_s = np.where(mask, np.maximum(as_of_s[:, None] - timestamps_s, 0), 0)
     weights = np.where(mask, np.clip(weights, 0.0, WEIGHT_MAX), 0.0).astype(np.float32)
-    newest = slice(max(mask.shape[1] - num_events, 0), mask.shape[1])
+    width = mask.shape[1]
+    wanted = num_total - window_start(num_total, num_events, window_step)
+    lengths = np.minimum(wanted, np.minimum(mask.sum(axis=1), num_events))
+    kept = np.arange(min(num_events, width)) < lengths[:, None]
+    at = np.where(kept, (width - lengths)[:, None] + np.arange(kept.shape[1]), 0)
+
+    def left(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.where(kept, np.take_along_axis(values, at, axis=1), 0)
+
+    times = left(timestamps_s)
+    pauses_s = np.maximum(np.diff(times, axis=1, prepend=times[:, :1]), 0)
+    pauses = gap_buckets(pauses_s)
+    pauses[:, :1] = BEGINNING_BUCKET
     return RequestInputs(
         feature_rows=feature_rows,
-        item_rows=np.where(mask[:, newest], item_rows[:, newest], 0),
-        weight_buckets=weight_buckets(weights[:, newest]),
-        gap_buckets=gap_buckets(gaps_s[:, newest]),
-        mask=mask[:, newest],
+        item_rows=left(item_rows),
+        weight_buckets=weight_buckets(left(weights)),
+        pause_buckets=np.where(kept, pauses, 0),
+        clock=np.cumsum(np.log1p(pauses_s / PAUSE_UNIT_S), axis=1),
+        log_gaps=np.log1p(left(gaps_s).astype(np.float64)),
+        mask=kept,
         dense=_dense(weights, gaps_s, mask, num_total),
     )
 

@@ -7,6 +7,7 @@ exit with heads of its own: that is what a tier is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -16,9 +17,10 @@ from torch.nn import functional
 from models.config import RankerConfig
 from models.heads import FirstPass, Heads
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
+from models.kunlun import INIT_STD, EncoderLayer, Window
 from models.layers.attention import attend
 from models.layers.layout import CandidateLayout
-from models.sequence_encoder import INIT_STD, EncoderLayer, SequenceEncoder
+from models.sequence_encoder import Ages, EncodedLayer, Events, SequenceEncoder
 from models.wukong import Contributions, InteractionLayer
 from shared.schema.speculative import HitLevel
 
@@ -56,45 +58,65 @@ class RankingNetwork(nn.Module):
         self.first = FirstPass(config)
         self.heads = Heads(config)
 
-    def encode(
-        self,
-        features: Tensor,
-        items: Tensor,
-        weight_buckets: Tensor,
-        gap_buckets: Tensor,
-        mask: Tensor | None,
-        dense: Tensor,
-    ) -> State:
+    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor) -> State:
         """Compute the request side of B requests.
 
         Args:
             features: [B, request features, D], embeddings.
-            items: [B, L, D], embeddings of the history's items, the newest last.
-            weight_buckets: int64 [B, L].
-            gap_buckets: int64 [B, L].
-            mask: bool [B, L], true where there is an event; None: everywhere.
+            events: The histories.
+            ages: How long ago their events are.
             dense: [B, dense features].
 
         Returns:
-            The user state; ``mask`` bool [B, T] is in it where one was given.
+            The user state; ``mask`` bool [B, T] is in it where the ages have one.
         """
-        history, seen = self.encoder.embed(items, weight_buckets, gap_buckets, mask)
+        encoded = self.encode_events(features, events)
+        return self.finish(features, [(own.keys, own.values) for own in encoded], ages, dense)
+
+    def encode_events(
+        self, features: Tensor, events: Events, before: Sequence[Window] | None = None, num_before: int = 0
+    ) -> list[EncodedLayer]:
+        """Compute what the time of the request does not change: see ``SequenceEncoder``."""
+        encoded: list[EncodedLayer] = self.encoder(features, events, before, num_before)
+        return encoded
+
+    def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:
+        """Compute what is left of the request side when the events are encoded.
+
+        Args:
+            features: [B, request features, D], the same that the events were encoded with.
+            encoded: Each layer's keys and values of the events, both [B, L, D].
+            ages: How long ago the events are.
+            dense: [B, dense features].
+        """
         made = self.dense(dense).view(len(dense), -1, self.config.width)
         tokens = torch.cat([features, made], dim=1).transpose(0, 1)
+        seen = None if ages.mask is None else functional.pad(ages.mask, (1, 0), value=True)
         state: State = {} if seen is None else {"mask": seen}
+        turn = self.encoder.from_now(ages)
+        summaries = self.encoder.summaries.expand(len(dense), -1, -1)
         for index, module in enumerate(self.layers):
-            interaction, layer = cast(InteractionLayer, module), cast(EncoderLayer, self.encoder.layers[index])
-            history, queries, keys, values = layer.transform(history)
-            num_summaries = queries.shape[1]
-            queries = torch.cat([queries, interaction.request_queries(tokens)], dim=1)
-            answers = attend(queries, keys, values, seen, self.config.encoder.num_heads)
-            history, summaries = layer.close(history, answers[:, :num_summaries])
-            tokens, contributions = interaction.encode(tokens, answers[:, num_summaries:], summaries, keys, values)
+            interaction, layer = cast(InteractionLayer, module), self.encoder.layer(index)
+            keys, values = layer.finish(*encoded[index], turn)
+            answers, summaries = self._ask(layer, interaction.request_queries(tokens), summaries, (keys, values, seen))
+            tokens, contributions = interaction.encode(tokens, answers, summaries, keys, values)
             state.update(contributions.named(index))
             if index + 1 in self.config.exits:
                 state[f"head{index + 1}"] = self.heads.exit(index + 1).encode(tokens)
         state["first"] = self.first.encode(tokens)
         return state
+
+    def _ask(
+        self, layer: EncoderLayer, queries: Tensor, summaries: Tensor, history: tuple[Tensor, Tensor, Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the request's queries found in a layer's history, and the summaries after that layer."""
+        num_heads = self.config.encoder.num_heads
+        if layer.summary is None:
+            return attend(queries, *history, num_heads), summaries
+        seeds = layer.summary.seeds
+        both = torch.cat([seeds.expand(len(queries), *seeds.shape), queries], dim=1)
+        answers = attend(both, *history, num_heads)
+        return answers[:, len(seeds) :], summaries + layer.summary(answers[:, : len(seeds)])
 
     def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
         """Score C candidates cheaply: pooled [C, F, D], counters [C, counters] -> logits [C, O]."""

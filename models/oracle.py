@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models.config import RankerConfig
 from models.inputs import COUNTER_FEATURES
+from models.oracle_network import PlainNetwork
 from models.source import WeightSource
 from shared.hashing import EntityId, hash64, id_key
 from shared.schema.user import UserHistory
@@ -28,7 +29,6 @@ Carried: TypeAlias = Mapping[str, Any]
 """What one candidate carries: feature -> a number, a list of ids, or ``{"ids": [..], "weights": [..]}``."""
 
 _PAIRS_AT_ONCE = 128
-_NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class Oracle:
     def __init__(self, source: WeightSource) -> None:
         self.config = RankerConfig.model_validate(source.json("model"))
         self._dense = {name: torch.tensor(array) for name, array in source.tensors("dense").items()}
+        self._plain = PlainNetwork(self.config, self._dense)
         self._tables = {
             table.name: torch.tensor(source.tensors(f"tables/{table.name}")["weight"]) for table in self.config.tables
         }
@@ -259,8 +260,8 @@ class Oracle:
 
     def _user_side(
         self, user: EntityId, history: UserHistory, surface: str, as_of_s: int, cold: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the request tokens [R, D] and the history tokens [T, D] of one request."""
+    ) -> tuple[Tensor, Tensor, list[int], Sequence[int]]:
+        """Return the request tokens [R, D] of one request; its events [L, D] with their times; the gaps to now."""
         config = self.config
         if cold:
             history = UserHistory.empty()
@@ -273,21 +274,23 @@ class Oracle:
             row = self._row(feature.table, value) if value != "" else 0
             tokens.append(self._tables[feature.table][row])
         start = max(len(history) - config.history_length, 0)
-        num_events = config.encoder.num_events
         weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
-        gaps = [max(as_of_s - int(time), 0) for time in history.timestamps_s[start:]]
+        times = [int(time) for time in history.timestamps_s[start:]]
+        gaps = [max(as_of_s - time, 0) for time in times]
         dense = torch.tensor(_dense_features(weights, gaps, history.num_total), dtype=torch.float32)
-        made = self._linear("dense.2", torch.relu(self._linear("dense.0", dense))).view(-1, config.width)
-        events = self._history_tokens(
-            history.item_keys[start:][-num_events:], weights[-num_events:], gaps[-num_events:]
-        )
-        return torch.cat([torch.stack(tokens), made]), events
+        made = self._plain.linear("dense.2", torch.relu(self._plain.linear("dense.0", dense))).view(-1, config.width)
+        # The window's begin moves on in whole steps.
+        first = 0
+        while history.num_total - first > config.encoder.num_events:
+            first += config.encoder.window_step
+        newest = max(len(times) - (history.num_total - first), 0)
+        events = self._event_tokens(history.item_keys[start:][newest:], weights[newest:], times[newest:])
+        return torch.cat([torch.stack(tokens), made]), events, times[newest:], gaps[newest:]
 
-    def _history_tokens(self, item_keys: npt.NDArray[np.int64], weights: list[float], gaps: list[int]) -> Tensor:
+    def _event_tokens(self, item_keys: npt.NDArray[np.int64], weights: list[float], times: list[int]) -> Tensor:
         buckets = self._dense["network.encoder.events.buckets"]
-        num_positions = self.config.encoder.position_buckets
-        num_gaps = len(buckets) - 11 - num_positions
-        events = []
+        beginning = len(buckets) - 11 - 1
+        events = [torch.zeros(0, self.config.width)]
         for index, key in enumerate(item_keys.tolist()):
             row = self._rows["item"].get(key, 0)
             token = self._tables["item"][row].clone()
@@ -296,18 +299,21 @@ class Oracle:
                 token += sum(self._tables["genre"][genre] for genre in genres) / len(genres)
             token *= self._dense["network.encoder.events.gains"][round(weights[index] * 2)]
             token += buckets[round(weights[index] * 2)]
+            pause = max(times[index] - times[index - 1], 0)
             # Two buckets an octave from 2 seconds on; the epsilon keeps exact powers of two in their own bucket.
-            octaves = math.floor(2 * math.log2(gaps[index]) + 1e-12) - 1 if gaps[index] > 1 else 0
-            token += buckets[11 + min(max(octaves, 0), num_gaps - 1)]
-            if num_positions:
-                token += buckets[11 + num_gaps + min(len(item_keys) - 1 - index, num_positions - 1)]
-            events.append(token)
-        return torch.cat([self._dense["network.encoder.summaries"], *(event[None] for event in events)])
+            octaves = math.floor(2 * math.log2(pause) + 1e-12) - 1 if pause > 1 else 0
+            token += buckets[11 + (min(max(octaves, 0), beginning - 1) if index else beginning)]
+            events.append(token[None])
+        return torch.cat(events)
 
     # ------------------------------------------------------------------------------------------------ network
 
     def _logits(
-        self, pooled: Tensor, counters: Tensor, extra: Tensor, user_side: tuple[Tensor, Tensor]
+        self,
+        pooled: Tensor,
+        counters: Tensor,
+        extra: Tensor,
+        user_side: tuple[Tensor, Tensor, list[int], Sequence[int]],
     ) -> tuple[dict[int, Tensor], Tensor]:
         """Return the logits of every depth, 0 the first pass, and speculative embeddings, some pairs at a time."""
         some = [slice(begin, begin + _PAIRS_AT_ONCE) for begin in range(0, len(pooled), _PAIRS_AT_ONCE)]
@@ -317,38 +323,37 @@ class Oracle:
 
     @torch.inference_mode()
     def _forward(
-        self, pooled: Tensor, counters: Tensor, extra: Tensor, user_tokens: Tensor, history: Tensor
+        self,
+        pooled: Tensor,
+        counters: Tensor,
+        extra: Tensor,
+        user_tokens: Tensor,
+        events: Tensor,
+        times: list[int],
+        gaps: Sequence[int],
     ) -> tuple[dict[int, Tensor], Tensor]:
         count = len(pooled)
         request = user_tokens.repeat(count, 1, 1)
-        history = history.repeat(count, 1, 1)
-        counted = self._linear("counters.2", torch.relu(self._linear("counters.0", counters)))
+        features = request[:, : len(self.config.request_features)]
+        history = events.repeat(count, 1, 1)
+        summaries = self._dense["network.encoder.summaries"].repeat(count, 1, 1)
+        counted = self._plain.linear("counters.2", torch.relu(self._plain.linear("counters.0", counters)))
         candidate = torch.cat([pooled, counted[:, None], extra[:, None]], dim=1)
         logits: dict[int, Tensor] = {}
         for layer in range(self.config.num_layers):
-            history, key, value = self._encode(layer, history)
-            summaries = history[:, : self.config.encoder.num_summaries]
+            history, key, value = self._plain.encode(layer, history, features, times, gaps)
+            summaries = self._plain.summarize(layer, summaries, key, value)
             request, candidate = self._interact(layer, request, candidate, summaries, key, value)
             if layer + 1 in self.config.exits:
                 name = f"heads.exits.{layer + 1}"
-                own = self._linear(f"{name}.hidden", candidate.flatten(1))
-                hidden = torch.relu(own + self._linear(f"{name}.cross", request.flatten(1)))
-                logits[layer + 1] = self._linear(f"{name}.logits", hidden)
-        flat = self._norm("first.norm", request).flatten(1)
-        users = self._linear("first.user", flat).view(count, self.config.num_objectives, -1)
-        item = self._linear("first.item", torch.cat([pooled.flatten(1), counters], dim=1))
+                own = self._plain.linear(f"{name}.hidden", candidate.flatten(1))
+                hidden = torch.relu(own + self._plain.linear(f"{name}.cross", request.flatten(1)))
+                logits[layer + 1] = self._plain.linear(f"{name}.logits", hidden)
+        flat = self._plain.norm("first.norm", request).flatten(1)
+        users = self._plain.linear("first.user", flat).view(count, self.config.num_objectives, -1)
+        item = self._plain.linear("first.item", torch.cat([pooled.flatten(1), counters], dim=1))
         logits[0] = (users * item[:, None]).sum(2)
-        return logits, torch.tanh(self._linear("heads.speculative", hidden))
-
-    def _encode(self, layer: int, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        name = f"encoder.layers.{layer}"
-        hidden = torch.relu(self._linear(f"{name}.up", self._norm(f"{name}.norm_feed_forward", tokens)))
-        tokens = tokens + self._linear(f"{name}.down", hidden)
-        seen = self._norm(f"{name}.norm_out", tokens)
-        key, value = self._linear(f"{name}.key_value", seen).chunk(2, 2)
-        attended = self._attend(self._linear(f"{name}.query", seen), key, value)
-        is_summary = torch.arange(tokens.shape[1]) < self.config.encoder.num_summaries
-        return tokens + is_summary[:, None] * self._linear(f"{name}.attention_out", attended), key, value
+        return logits, torch.tanh(self._plain.linear("heads.speculative", hidden))
 
     def _interact(
         self, layer: int, request: Tensor, candidate: Tensor, summaries: Tensor, key: Tensor, value: Tensor
@@ -360,8 +365,8 @@ class Oracle:
         num_own = sizes.request.num_queries
         answers = []
         for part, group in ((queries[:, :num_own], own), (queries[:, num_own:], other)):
-            attended = self._attend(self._linear(f"{group}.query", part), key, value)
-            answers.append(self._linear(f"{group}.attention_out", attended))
+            attended = self._plain.attend(self._plain.linear(f"{group}.query", part), key, value)
+            answers.append(self._plain.linear(f"{group}.attention_out", attended))
         own_tokens = torch.cat([request, answers[0], summaries], dim=1)
         tokens = torch.cat([own_tokens, candidate, answers[1]], dim=1)
         num_request = own_tokens.shape[1]
@@ -370,11 +375,11 @@ class Oracle:
         # The whole X (X^T Y); the group mask keeps request rows with request mixtures and candidate rows with theirs.
         products = tokens @ mixtures.transpose(1, 2)
         flat = products[:, :num_request, :num_mixtures].flatten(1), products[:, num_request:, num_mixtures:].flatten(1)
-        own_products = self._norm(f"{own}.norm_products", flat[0], sizes.request.num_products_counted)
-        other_products = self._norm(f"{other}.norm_products", flat[1], sizes.candidate.num_products_counted)
-        own_hidden = torch.relu(self._linear(f"{own}.up", own_products))
+        own_products = self._plain.norm(f"{own}.norm_products", flat[0], sizes.request.num_products_counted)
+        other_products = self._plain.norm(f"{other}.norm_products", flat[1], sizes.candidate.num_products_counted)
+        own_hidden = torch.relu(self._plain.linear(f"{own}.up", own_products))
         other_hidden = torch.relu(
-            self._linear(f"{other}.up", other_products) + self._linear(f"{name}.cross_up", own_products)
+            self._plain.linear(f"{other}.up", other_products) + self._plain.linear(f"{name}.cross_up", own_products)
         )
         linear = self._triangular(name, "linear") @ tokens
         num_linear = sizes.request.num_linear_tokens
@@ -384,13 +389,13 @@ class Oracle:
         )
 
     def _close(self, group: str, inputs: Tensor, hidden: Tensor, linear: Tensor) -> Tensor:
-        mlp = self._linear(f"{group}.down", hidden).view(len(hidden), -1, self.config.width)
+        mlp = self._plain.linear(f"{group}.down", hidden).view(len(hidden), -1, self.config.width)
         residual = self._dense.get(f"network.{group}.residual")
         carried = inputs if residual is None else residual @ inputs
         made = torch.cat([mlp, linear], dim=1)
         # Tokens beyond those that the two blocks make have the residual alone.
         made = torch.cat([made, torch.zeros_like(carried[:, made.shape[1] :])], dim=1)
-        return self._norm(f"{group}.norm", made + carried)
+        return self._plain.norm(f"{group}.norm", made + carried)
 
     def _triangular(self, layer: str, name: str) -> Tensor:
         """Return a token map as one block lower triangular matrix over both groups."""
@@ -399,29 +404,6 @@ class Oracle:
         candidate = self._dense[f"network.{layer}.candidate.{name}"]
         zeros = torch.zeros(request.shape[0], candidate.shape[1])
         return torch.cat([torch.cat([request, zeros], dim=1), torch.cat([cross, candidate], dim=1)])
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        width = self.config.width // self.config.encoder.num_heads
-        heads = []
-        for head in range(self.config.encoder.num_heads):
-            part = slice(head * width, (head + 1) * width)
-            logits = query[:, :, part] @ key[:, :, part].transpose(1, 2) / math.sqrt(width)
-            heads.append(torch.softmax(logits, dim=2) @ value[:, :, part])
-        return torch.cat(heads, dim=2)
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        out = x @ self._dense[f"network.{name}.weight"].T
-        bias = self._dense.get(f"network.{name}.bias")
-        return out if bias is None else out + bias
-
-    def _norm(self, name: str, x: Tensor, num_counted: int | None = None) -> Tensor:
-        """Normalise; a norm that counts more entries than there are has their share in its gain."""
-        width = x.shape[-1]
-        count = num_counted or width
-        gain = self._dense[f"network.{name}.weight"] / math.sqrt(count / width)
-        out = x / torch.sqrt((x * x).sum(-1, keepdim=True) / count + _NORM_EPSILON) * gain
-        bias = self._dense.get(f"network.{name}.bias")
-        return out if bias is None else out + bias
 
     # ------------------------------------------------------------------------------------------------ scores
 
@@ -489,7 +471,7 @@ def tolerance(config: RankerConfig, precision: str = "float32") -> float:
             for group in (sizes.request, sizes.candidate)
         ),
         *(group.num_products for sizes in config.layer_sizes for group in (sizes.request, sizes.candidate)),
-        config.history_length + config.encoder.num_summaries,
+        config.history_length + 1,
     )
     summed = float(64 * np.finfo(np.float32).eps * math.sqrt(length))
     if precision == "float32":

@@ -37,7 +37,7 @@ class PayloadSizes:
     @classmethod
     def of(cls, config: RankerConfig) -> Self:
         """Return the sizes of a model with this configuration."""
-        width, num_tokens = config.width, config.encoder.num_events + config.encoder.num_summaries
+        width, num_tokens = config.width, config.encoder.num_tokens
         layers = 0
         for sizes in config.layer_sizes:
             own = sizes.candidate

@@ -1,28 +1,58 @@
-"""One request with a full history and its candidates, drawn at random: what networks are timed and probed with."""
+"""Requests with their histories, and candidates, drawn at random: what networks are timed and probed with."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from models.config import RankerConfig
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.inputs import BEGINNING_BUCKET, COUNTER_FEATURES, DENSE_FEATURES, NUM_WEIGHT_BUCKETS
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
+from models.sequence_encoder import Ages, Events
+
+RequestSide: TypeAlias = tuple[Tensor, Events, Ages, Tensor]
+"""The arguments of ``RankingNetwork.encode``."""
+
+
+def random_requests(
+    config: RankerConfig,
+    generator: torch.Generator | None = None,
+    batch: int = 1,
+    mask: Tensor | None = None,
+    length: int | None = None,
+) -> RequestSide:
+    """Return B random requests: pauses of seconds to months between events.
+
+    Args:
+        config: The ranker's configuration.
+        generator: Source of randomness; None: torch's own.
+        batch: B.
+        mask: bool [B, L], true where there is an event; None: everywhere.
+        length: L; None: as many events as the model reads.
+    """
+    length = config.encoder.num_events if length is None else length
+    pauses = torch.rand(batch, length, generator=generator, dtype=torch.float64) * 15
+    events = Events(
+        torch.randn(batch, length, config.width, generator=generator),
+        torch.randint(0, NUM_WEIGHT_BUCKETS, (batch, length), generator=generator),
+        torch.randint(0, BEGINNING_BUCKET + 1, (batch, length), generator=generator),
+        pauses.cumsum(1),
+    )
+    gaps = pauses.exp().flip(1).cumsum(1).flip(1)
+    return (
+        torch.randn(batch, len(config.request_features), config.width, generator=generator),
+        events,
+        Ages(gaps.log1p(), mask),
+        torch.randn(batch, len(DENSE_FEATURES), generator=generator),
+    )
 
 
 def random_state(network: RankingNetwork, generator: torch.Generator) -> State:
-    """Encode one request whose embeddings, buckets and dense features are random."""
-    config = network.config
-    length, width = config.encoder.num_events, config.width
-    return network.encode(
-        torch.randn(1, len(config.request_features), width, generator=generator),
-        torch.randn(1, length, width, generator=generator),
-        torch.randint(NUM_WEIGHT_BUCKETS, (1, length), generator=generator),
-        torch.randint(NUM_GAP_BUCKETS, (1, length), generator=generator),
-        None,
-        torch.randn(1, len(DENSE_FEATURES), generator=generator),
-    )
+    """Encode one random request with a full history."""
+    return network.encode(*random_requests(network.config, generator))
 
 
 def random_candidates(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -14,6 +14,7 @@ from models.config import CATALOG_FEATURES, FeatureConfig, RankerConfig
 from models.embedding.tables import ReferenceTables
 from models.inputs import RequestInputs
 from models.network import RankingNetwork, State
+from models.sequence_encoder import Ages, Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +24,16 @@ class RequestTensors:
     feature_rows: Tensor
     item_rows: Tensor
     weight_buckets: Tensor
-    gap_buckets: Tensor
+    pause_buckets: Tensor
+    clock: Tensor
+    log_gaps: Tensor
     mask: Tensor
     dense: Tensor
 
     @classmethod
     def of(cls, inputs: RequestInputs) -> Self:
         """Wrap numpy inputs without a copy."""
-        return cls(
-            feature_rows=torch.from_numpy(inputs.feature_rows),
-            item_rows=torch.from_numpy(inputs.item_rows),
-            weight_buckets=torch.from_numpy(inputs.weight_buckets),
-            gap_buckets=torch.from_numpy(inputs.gap_buckets),
-            mask=torch.from_numpy(inputs.mask),
-            dense=torch.from_numpy(inputs.dense),
-        )
+        return cls(**{field.name: torch.from_numpy(getattr(inputs, field.name)) for field in fields(inputs)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +104,8 @@ class Ranker(nn.Module):
         """Compute the user state of B requests; with these ``request_features``, None: those of the tables."""
         features = self.request_features(requests) if features is None else features
         items = nn.functional.embedding(requests.item_rows, self.event_table())
-        return self.network.encode(
-            features, items, requests.weight_buckets, requests.gap_buckets, requests.mask, requests.dense
-        )
+        events = Events(items, requests.weight_buckets, requests.pause_buckets, requests.clock)
+        return self.network.encode(features, events, Ages(requests.log_gaps, requests.mask), requests.dense)
 
     def event_table(self) -> Tensor:
         """Return what an event's item embeds to: [item rows, D]."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models.arrays import tensor_view
+from models.arrays import ROWS_MULTIPLE, tensor_view
 from models.config import RankerConfig
 from models.embedding.catalog import ItemCatalog
 from models.embedding.tables import table_weight
@@ -21,9 +21,6 @@ from models.source import WeightSource
 RowIds: TypeAlias = npt.NDArray[np.int64]
 RowLookup: TypeAlias = Callable[[str, RowIds], npt.NDArray[np.float32]]
 """Table and rows int64 [N] -> float32 [N, D], of one state of the weights."""
-
-EVENTS_MULTIPLE = 8
-"""Events are computed in multiples of this: the bits of one then do not depend on how many others there are."""
 
 
 class RequestTables:
@@ -54,7 +51,7 @@ class RequestTables:
     def events(self, item_rows: RowIds, lookup: RowLookup) -> Tensor:
         """Return what items embed to as events: int64 [1, L] -> [1, L, D]."""
         rows = item_rows[0]
-        padded = np.zeros(len(rows) + -len(rows) % EVENTS_MULTIPLE, np.int64)
+        padded = np.zeros(len(rows) + -len(rows) % ROWS_MULTIPLE, np.int64)
         padded[: len(rows)] = rows
         items = tensor_view(lookup("item", padded))
         genres = tensor_view(lookup("genre", np.arange(self._num_genres)))

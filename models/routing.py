@@ -146,7 +146,7 @@ def tier_flops(config: RankerConfig, tier: str, num_candidates: int) -> int:
     Raises:
         KeyError: there is no such tier.
     """
-    num_tokens = config.encoder.num_events + config.encoder.num_summaries
+    num_tokens = config.encoder.num_tokens
     depth, head = config.depth(tier), min(config.tiers[tier].head_max, num_candidates)
     total = sum(request_flops(config, num_tokens).values())
     total += sum(candidate_flops(config, 0, num_tokens, num_candidates).values())

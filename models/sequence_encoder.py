@@ -1,20 +1,72 @@
-"""The history encoder: request-only, one transformer layer for each interaction layer."""
+"""The history encoder: request-only, one layer for each interaction layer, extendable by new events."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import RankerConfig
-from models.inputs import NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
-from models.layers.norm import RMSNorm
+from models.inputs import BEGINNING_BUCKET, NUM_WEIGHT_BUCKETS
+from models.kunlun import INIT_STD, EncoderLayer, Window
+from models.layers.rotary import turns
 
-INIT_STD = 0.05
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of B histories, oldest first, padded behind; nothing of them changes with the time of the request.
+
+    Args:
+        items: [B, L, D], the items' embeddings.
+        weight_buckets: int64 [B, L].
+        pause_buckets: int64 [B, L].
+        clock: float64 [B, L], log time between events, summed.
+    """
+
+    items: Tensor
+    weight_buckets: Tensor
+    pause_buckets: Tensor
+    clock: Tensor
+
+    def to(self, dtype: torch.dtype) -> Events:
+        """Return them with embeddings of another type."""
+        return replace(self, items=self.items.to(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How long ago the events of B histories are, seen from the request.
+
+    Args:
+        log_gaps: float64 [B, L], log(1 + seconds).
+        mask: bool [B, L], true where there is an event; None: every position holds one.
+    """
+
+    log_gaps: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedLayer:
+    """What one layer made of the events of B histories; no part of it depends on the request's time.
+
+    Args:
+        keys: [B, L, D].
+        values: [B, L, D].
+        window: What later events see of them in self-attention.
+    """
+
+    keys: Tensor
+    values: Tensor
+    window: Window
 
 
 class EventEmbedding(nn.Module):
-    """Embeds events: the item, what it was worth, how long before the request, and its rank from the newest.
+    """Embeds events: the item, what it was worth, how long after the event before.
 
     Args:
         config: The ranker's configuration.
@@ -22,76 +74,19 @@ class EventEmbedding(nn.Module):
 
     def __init__(self, config: RankerConfig) -> None:
         super().__init__()
-        self.num_positions = config.encoder.position_buckets
-        num_buckets = NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS + self.num_positions
+        num_buckets = NUM_WEIGHT_BUCKETS + BEGINNING_BUCKET + 1
         self.buckets = nn.Parameter(torch.randn(num_buckets, config.width) * INIT_STD)
         self.gains = nn.Parameter(torch.ones(NUM_WEIGHT_BUCKETS, config.width))
 
-    def forward(self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor) -> Tensor:
-        """Embed B padded histories.
-
-        Args:
-            items: [B, L, D], the items' embeddings, the newest event last.
-            weight_buckets: int64 [B, L].
-            gap_buckets: int64 [B, L].
-
-        Returns:
-            [B, L, D].
-        """
-        ids = [weight_buckets, gap_buckets + NUM_WEIGHT_BUCKETS]
-        if self.num_positions:
-            ranks = torch.arange(items.shape[1] - 1, -1, -1, device=items.device).clamp(max=self.num_positions - 1)
-            ids.append((ranks + (NUM_WEIGHT_BUCKETS + NUM_GAP_BUCKETS)).expand_as(gap_buckets))
-        bags = torch.stack(ids, dim=-1).view(-1, len(ids))
-        items = items * functional.embedding(weight_buckets, self.gains)
-        return items + functional.embedding_bag(bags, self.buckets, mode="sum").view(items.shape)
-
-
-class EncoderLayer(nn.Module):
-    """Attention and a position-wise network, normalised before each.
-
-    Keys and values of the encoded tokens are made once and read three times: by the summaries, and by the request and
-    the candidate queries of the interaction layer.
-
-    Args:
-        config: The ranker's configuration.
-        hidden: Hidden width of the position-wise network.
-    """
-
-    def __init__(self, config: RankerConfig, hidden: int) -> None:
-        super().__init__()
-        width, bias = config.width, config.bias
-        self.num_summaries = config.encoder.num_summaries
-        self.norm_feed_forward = RMSNorm(width, bias=bias)
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
-        self.norm_out = RMSNorm(width, bias=bias)
-        self.key_value = nn.Linear(width, 2 * width, bias=bias)
-        self.query = nn.Linear(width, width, bias=bias)
-        self.attention_out = nn.Linear(width, width, bias=bias)
-
-    def transform(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run the position-wise network and make what attention needs.
-
-        Args:
-            tokens: [B, T, D], summaries first.
-
-        Returns:
-            Tokens [B, T, D], the summaries' queries [B, summaries, D], keys and values [B, T, D].
-        """
-        tokens = tokens + self.down(functional.relu(self.up(self.norm_feed_forward(tokens))))
-        seen = self.norm_out(tokens)
-        keys, values = self.key_value(seen).chunk(2, dim=-1)
-        return tokens, self.query(seen[:, : self.num_summaries]), keys, values
-
-    def close(self, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-        """Add what the summaries' queries found, [B, summaries, D]: returns all tokens, and the summaries alone."""
-        summaries = tokens[:, : self.num_summaries] + self.attention_out(answers)
-        return torch.cat([summaries, tokens[:, self.num_summaries :]], dim=1), summaries
+    def forward(self, events: Events) -> Tensor:
+        """Embed B padded histories: [B, L, D]."""
+        ids = torch.stack([events.weight_buckets, events.pause_buckets + NUM_WEIGHT_BUCKETS], dim=-1)
+        items = events.items * functional.embedding(events.weight_buckets, self.gains)
+        return items + functional.embedding_bag(ids.view(-1, 2), self.buckets, mode="sum").view(items.shape)
 
 
 class SequenceEncoder(nn.Module):
-    """Event embedding, learned summary tokens in front, and the layers.
+    """Event embedding and the layers.
 
     Args:
         config: The ranker's configuration.
@@ -99,27 +94,59 @@ class SequenceEncoder(nn.Module):
 
     def __init__(self, config: RankerConfig) -> None:
         super().__init__()
+        self.config = config.encoder
+        self.head_width = config.width // config.encoder.num_heads
         self.events = EventEmbedding(config)
         self.summaries = nn.Parameter(torch.randn(config.encoder.num_summaries, config.width) * INIT_STD)
-        self.layers = nn.ModuleList(EncoderLayer(config, sizes.feed_forward_width) for sizes in config.layer_sizes)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, index, sizes.feed_forward_width) for index, sizes in enumerate(config.layer_sizes)
+        )
 
-    def embed(
-        self, items: Tensor, weight_buckets: Tensor, gap_buckets: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens that enter the first layer, and the mask that goes with them.
+    def layer(self, index: int) -> EncoderLayer:
+        """Return one layer."""
+        return cast(EncoderLayer, self.layers[index])
+
+    def use_native(self) -> None:
+        """Encode whole histories with the native kernel from now on; for networks in bfloat16."""
+        for index in range(len(self.layers)):
+            self.layer(index).is_native = True
+
+    def forward(
+        self, context: Tensor, events: Events, before: Sequence[Window] | None = None, num_before: int = 0
+    ) -> list[EncodedLayer]:
+        """Encode events, all of B histories or those that follow earlier ones.
 
         Args:
-            items: [B, L, D].
-            weight_buckets: int64 [B, L].
-            gap_buckets: int64 [B, L].
-            mask: bool [B, L], the newest event last; None: every position holds an event.
+            context: [B, features, D], the request's features.
+            events: The events.
+            before: Each layer's window of the earlier events: of the open block, and of the whole blocks before it that
+                an event sees; None: there are no earlier ones.
+            num_before: Earlier events.
 
         Returns:
-            Tokens [B, T, D] with T = summaries + L, and bool [B, T] or None.
+            One a layer.
         """
-        events = self.events(items, weight_buckets, gap_buckets)
-        summaries = self.summaries.expand(len(items), *self.summaries.shape)
-        tokens = torch.cat([summaries, events], dim=1)
-        if mask is None:
-            return tokens, None
-        return tokens, functional.pad(mask, (self.summaries.shape[0], 0), value=True)
+        turn = None
+        if any(self.config.parts(index).self_attention for index in range(len(self.layers))):
+            positions = torch.arange(num_before, num_before + events.clock.shape[1], dtype=torch.float64)
+            # For queries and keys side by side.
+            turn = turns(positions.expand_as(events.clock), events.clock, self.head_width, 2 * self.config.num_heads)
+        tokens = self.events(events)
+        encoded = []
+        for index in range(len(self.layers)):
+            own = None if before is None else before[index]
+            tokens, keys, values, window = self.layer(index)(tokens, context, turn, own)
+            encoded.append(EncodedLayer(keys, values, window))
+        return encoded
+
+    def from_now(self, ages: Ages) -> Tensor:
+        """Return by how much keys are turned at the time of the request: by rank from the newest, and by log time.
+
+        Returns:
+            complex64 [B, L, D / 2].
+        """
+        log_gaps, mask = ages.log_gaps, ages.mask
+        length = log_gaps.shape[1]
+        places = torch.arange(length, dtype=torch.float64)
+        newest = length - 1.0 if mask is None else mask.sum(1, keepdim=True) - 1.0
+        return turns((places - newest).expand_as(log_gaps), -log_gaps, self.head_width, self.config.num_heads)

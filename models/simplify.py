@@ -2,7 +2,7 @@
 
 Units, and what a unit's contribution is compared with, as root mean squares over calibration rows:
 
-* a hidden unit of a factorization-machine block, of the encoder's position-wise network or of an exit's heads: its part
+* a hidden unit of a factorization-machine block, of the encoder's feed-forward network or of an exit's heads: its part
   of the next map's output, against that output (a ReLU that is never open contributes 0);
 * a mixture column of ``X^T Y``: its products' part of the hidden layers that read them, against those;
 * an output token's part from the factorization-machine block: against the sum that enters the norm;
@@ -227,8 +227,9 @@ def _cut_layer(
     _take(weights, f"{name}.cross_linear", [token - first_linear for token in other.linear], seen["request"])
     _take(weights, f"{name}.cross_up.weight", other.hidden, products["request"])
     encoder = f"encoder.layers.{index}"
-    _take(weights, f"{encoder}.up.weight", feed_forward, None)
-    _take(weights, f"{encoder}.down.weight", None, feed_forward)
+    for name in ("keys", "values", "key_mix", "value_mix"):
+        if f"{encoder}.feed_forward.{name}" in weights:
+            _take(weights, f"{encoder}.feed_forward.{name}", feed_forward, None)
     return LayerSizes(request=made["request"], candidate=made["candidate"], feed_forward_width=len(feed_forward))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.segmented_topk import segmented_topk
-from models.arrays import tensor_view
+from models.arrays import ROWS_MULTIPLE, tensor_view
 from models.calibration import Calibration
 from models.config import OBJECTIVES, RankerConfig
 from models.embedding.assemble import Assembler
@@ -26,9 +26,10 @@ from models.embedding.serving_rows import hot_rows
 from models.embedding.table_shard import TableShard as TableShard
 from models.embedding.tables import table_weight
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
-from models.execution import FusedNetwork, executed
+from models.execution import DTYPES, FusedNetwork, executed
 from models.execution_config import REFERENCE, Execution, Precision
 from models.heads import combined_value, probabilities
+from models.history import EncodedHistory, EventColumns
 from models.inputs import RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
@@ -36,6 +37,7 @@ from models.passes import WHOLE, Course, Pass, Steps, alone, together
 from models.quantize.measure import with_formats
 from models.quantize.plan import PrecisionPlan, shapes_digest
 from models.request_tables import RequestTables, RowLookup, published_rows
+from models.sequence_encoder import Ages, Events
 from models.source import WeightSource
 from shared.clock import Clock, SystemClock
 from shared.errors import InvalidRequestError, RankMeshError, StageUnavailableError, WeightsError
@@ -52,13 +54,6 @@ NETWORK_PREFIX = "network."
 
 SIGNALS_NAME = "signals"
 """Among the tensors of a user state: the request-only signals that the ingress routes this user by, float32 [K]."""
-
-ROWS_MULTIPLE = 8
-"""Candidates are padded to a multiple of this, so that the bits of a score do not depend on how many others there are.
-
-MKL sums the last few rows of a product in another order (measured: all of 1 to 3 rows, the odd row of 33); with row
-counts that are multiples of 4 no row differed between any two counts from 1 to 1,000.
-"""
 
 
 class RequestEncoder:
@@ -97,16 +92,21 @@ class RequestEncoder:
         return self._config.history_length
 
     def encode(self, history: UserHistory, user: EntityId, surface: str, as_of_s: int) -> StateArrays:
-        """Encode one request.
+        """Encode one request anew: see ``encode_from``."""
+        return self.encode_from(None, history, user, surface, as_of_s).tensors
+
+    def encode_from(
+        self, known: EncodedHistory | None, history: UserHistory, user: EntityId, surface: str, as_of_s: int
+    ) -> EncodedRequest:
+        """Encode one request from what is known of its user.
 
         Args:
+            known: The user's encoded history of any time, made by this encoder; None: nothing is known. Of no use where
+                the request's features or the events are other ones; then all is encoded anew.
             history: Events before ``as_of_s``; the newest L of the model's history length count. The profile too.
             user: Raw user id.
             surface: Surface name.
             as_of_s: Request time, seconds since the epoch.
-
-        Returns:
-            The tensors of ``UserState``.
         """
         length = min(len(history), self._config.history_length)
         newest = slice(len(history) - length, len(history))
@@ -119,8 +119,9 @@ class RequestEncoder:
             num_total=np.array([history.num_total], np.int64),
             as_of_s=np.array([as_of_s], np.int64),
             num_events=self._config.encoder.num_events,
+            window_step=self._config.encoder.window_step,
         )
-        return self._run(inputs)
+        return self._run(inputs, known)
 
     def _feature_rows(self, profile: dict[str, str], user: EntityId, surface: str) -> npt.NDArray[np.int64]:
         values: dict[str, EntityId] = {**profile, "user_id": user, "surface": surface}
@@ -134,9 +135,57 @@ class RequestEncoder:
         return rows
 
     @torch.inference_mode()
-    def _run(self, inputs: RequestInputs) -> StateArrays:
+    def _run(self, inputs: RequestInputs, known: EncodedHistory | None) -> EncodedRequest:
         features = self._tables.features(inputs.feature_rows, self._lookup)
-        return _encoded(self._network, inputs, features, self._tables.events(inputs.item_rows, self._lookup))
+        count = int(inputs.mask.sum())
+        events = EventColumns(
+            inputs.item_rows[0, :count],
+            inputs.weight_buckets[0, :count],
+            inputs.pause_buckets[0, :count],
+            inputs.clock[0, :count],
+        )
+        encoded, num_new = self._extended(known, features, inputs.feature_rows[0], events)
+        tensors = _finished(self._network, inputs, features, encoded.layers(count))
+        return EncodedRequest(tensors, encoded, num_new, count - num_new)
+
+    def _extended(
+        self, known: EncodedHistory | None, features: Tensor, context_rows: npt.NDArray[np.int64], events: EventColumns
+    ) -> tuple[EncodedHistory, int]:
+        """Return an encoded history with at least these events, and how many had to be encoded."""
+        config = self._config.encoder
+        covered = None if known is None else known.covers(context_rows, events)
+        if known is None or covered is None:
+            empty = features.new_empty(0, features.shape[-1], dtype=DTYPES[self.execution.precision])
+            known, covered = EncodedHistory.empty(context_rows, self._config.num_layers, empty), 0
+        num_new = len(events) - covered
+        if not num_new:
+            return known, 0
+        new = events.padded(covered, -num_new % ROWS_MULTIPLE)
+        tokens = Events(
+            self._tables.events(new.item_rows[None], self._lookup),
+            tensor_view(new.weight_buckets)[None],
+            tensor_view(new.pause_buckets)[None],
+            tensor_view(new.clock)[None],
+        )
+        before = known.windows if covered else None
+        return known.extended(events, self._network.encode_events(features, tokens, before, covered), config), num_new
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """One request's state, and what is worth keeping of it.
+
+    Args:
+        tensors: The tensors of ``UserState``.
+        history: The longer one of the encoded histories before and after.
+        num_encoded: Events that had to be encoded.
+        num_reused: Events that were known encoded.
+    """
+
+    tensors: StateArrays
+    history: EncodedHistory
+    num_encoded: int
+    num_reused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,24 +427,24 @@ def _cold_start(
         np.zeros(1, np.int64),
         np.zeros(1, np.int64),
         config.encoder.num_events,
+        config.encoder.window_step,
     )
-    features = np.stack([unknown[feature.table] for feature in config.request_features])[None]
+    features = tensor_view(np.stack([unknown[feature.table] for feature in config.request_features])[None])
+    empty = features.new_empty(1, 0, config.width)
     with torch.inference_mode():
-        return _encoded(network, inputs, tensor_view(features), torch.zeros(1, 0, config.width))
+        return _finished(network, inputs, features, [(empty, empty)] * config.num_layers)
 
 
-def _encoded(
-    network: RankingNetwork | FusedNetwork, inputs: RequestInputs, features: Tensor, events: Tensor
+def _finished(
+    network: RankingNetwork | FusedNetwork,
+    inputs: RequestInputs,
+    features: Tensor,
+    encoded: Sequence[tuple[Tensor, Tensor]],
 ) -> StateArrays:
-    """Encode one request: features [1, F, D], events [1, L, D] -> the tensors of its state."""
-    state = network.encode(
-        features=features,
-        items=events,
-        weight_buckets=tensor_view(inputs.weight_buckets),
-        gap_buckets=tensor_view(inputs.gap_buckets),
-        mask=None,
-        dense=tensor_view(inputs.dense),
-    )
+    """Return the tensors of one request's state: features [1, F, D], keys and values [1, L, D] of every layer."""
+    count = encoded[0][0].shape[1]
+    ages = Ages(tensor_view(inputs.log_gaps[:, :count]), None)
+    state = network.finish(features, encoded, ages, tensor_view(inputs.dense))
     arrays = {name: np.ascontiguousarray(value[0].numpy()) for name, value in state.items()}
     return {**arrays, SIGNALS_NAME: np.ascontiguousarray(inputs.dense[0])}
 

@@ -39,6 +39,7 @@ LABELS: Final[dict[str, tuple[str, ...]]] = {
     "level": ("none", "user", "exact"),
     "feature": ("item_id", "genres", "year"),
     "fate": ("appended", "duplicates", "expired", "buffered", "lost"),
+    "origin": ("encoded", "reused"),
     "reason": ("store_unavailable", "stale_history"),
 }
 """Label name -> the values that it may take; a deployment may name its own tiers and features."""
@@ -99,6 +100,8 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec("histogram", "sequence", "store_read_ms", "Time of one read of the user log."),
     MetricSpec("counter", "sequence", "events_total", "Appended events by what became of them.", ("fate",)),
     MetricSpec("gauge", "sequence", "buffered_events", "Events that wait for the store."),
+    MetricSpec("counter", "sequence", "history_events_total", "Events in states, by who encoded them.", ("origin",)),
+    MetricSpec("gauge", "sequence", "cached_state_bytes", "Encoded histories that are kept."),
     MetricSpec("counter", "sequence", "degraded_total", "States not made from a fresh history.", ("reason",)),
     *_station("speculative"),
     MetricSpec("counter", "speculative", "candidates_total", "Candidates by the level that served them.", ("level",)),

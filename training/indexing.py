@@ -112,6 +112,7 @@ class DatasetIndex:
             num_total=history.num_total,
             as_of_s=batch.timestamp_s,
             num_events=self.config.encoder.num_events,
+            window_step=self.config.encoder.window_step,
         )
 
     def groups(self, item_ids: Ints) -> Ints:

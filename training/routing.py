@@ -161,7 +161,8 @@ def read_signals(dataset: Dataset, rows: Rows, history_length: int) -> npt.NDArr
             history.mask,
             history.num_total,
             batch.timestamp_s,
-            1,
+            num_events=1,
+            window_step=1,
         )
         parts.append(inputs.dense[batch.request_index])
     return np.concatenate(parts)

@@ -166,7 +166,7 @@ def _run(model: TrainedModel, network: RankingNetwork, dataset: Dataset, rows: R
 def _sizes(before: RankingNetwork, after: RankingNetwork) -> dict[str, tuple[int, int]]:
     sizes = {"parameters": (num_parameters(before), num_parameters(after))}
     configs = (before.config, after.config)
-    num_tokens = before.config.encoder.num_events + before.config.encoder.num_summaries
+    num_tokens = before.config.encoder.num_tokens
     request = [sum(request_flops(config, num_tokens).values()) for config in configs]
     sizes["request FLOPs"] = (request[0], request[1])
     for depth in before.config.exits:

@@ -92,10 +92,7 @@ def _dispatches(subject: Subject) -> list[Measurement]:
     """Count the operators of one full pass: modules, and packed stack."""
 
     def count(network: RankingNetwork | FusedNetwork) -> int:
-        request = subject.request
-        state = network.encode(
-            request.features, request.items, request.weight_buckets, request.gap_buckets, None, request.dense
-        )
+        state = network.encode(*subject.request)
         pooled, counters, layout = subject.candidates(NUM_CANDIDATES)
         network.full_pass(state, pooled, counters, None, None, layout)  # packs on first use
         with profile(activities=[ProfilerActivity.CPU]) as found:

@@ -83,11 +83,9 @@ Work = dict[str, tuple[Callable[[], object], int]]
 def ranking_passes(subject: Subject, execution: Execution, counts: tuple[int, ...]) -> Work:
     """Return the ranking pass of the full tier: first pass and full pass of all candidates, the state being there."""
     network = FusedNetwork(subject.network, execution)
-    request, config = subject.request, subject.config
+    config = subject.config
     with torch.inference_mode():
-        state = network.encode(
-            request.features, request.items, request.weight_buckets, request.gap_buckets, None, request.dense
-        )
+        state = network.encode(*subject.request)
     flops = sum(sum(candidate_flops(config, depth, subject.num_tokens).values()) for depth in (0, config.num_layers))
 
     def passes(number: int) -> object:

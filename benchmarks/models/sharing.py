@@ -99,7 +99,7 @@ class Forms:
         self._eager = subject.lowered(self._dtype)
         with torch.inference_mode():
             self._state = self._encode()
-            self._eager_state = subject.request.encode(self._eager, self._dtype)
+            self._eager_state = subject.encode(self._eager, self._dtype)
 
     def variants(self, counts: tuple[int, ...]) -> dict[str, Callable[[], object]]:
         """Return everything that is timed: ``<form>/<candidates>``."""
@@ -118,10 +118,7 @@ class Forms:
         return {"shared": lambda: self._cached(500), "expanded": lambda: self._expanded(500, encode=False)}
 
     def _encode(self) -> State:
-        request = self._subject.request
-        return self._served.encode(
-            request.features, request.items, request.weight_buckets, request.gap_buckets, None, request.dense
-        )
+        return self._served.encode(*self._subject.request)
 
     def _cached(self, number: int) -> Tensor:
         pooled, counters, layout = self._subject.candidates(number)
@@ -132,18 +129,18 @@ class Forms:
         return self._served.full_pass(self._encode(), pooled, counters, None, None, layout)
 
     def _shared_eager(self, number: int) -> Tensor:
-        state = self._subject.request.encode(self._eager, self._dtype)
+        state = self._subject.encode(self._eager, self._dtype)
         pooled, counters, layout = self._subject.candidates(number, self._dtype)
         return self._eager.full_pass(state, pooled, counters, None, None, layout)
 
     def _expanded(self, number: int, *, encode: bool = True) -> Tensor:
-        state = self._subject.request.encode(self._eager, self._dtype) if encode else self._eager_state
+        state = self._subject.encode(self._eager, self._dtype) if encode else self._eager_state
         pooled, counters, _ = self._subject.candidates(number, self._dtype)
         return expanded_pass(self._eager, state, pooled, counters)
 
     def _pairs(self) -> None:
         for index in range(NUM_PAIRS):
-            state = self._subject.request.encode(self._eager, self._dtype)
+            state = self._subject.encode(self._eager, self._dtype)
             pooled, counters, _ = self._subject.candidates(index + 1, self._dtype)
             self._eager.full_pass(state, pooled[-1:], counters[-1:], None, None, CandidateLayout.single(1))
 

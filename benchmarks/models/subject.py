@@ -11,30 +11,15 @@ from torch import Tensor
 
 from kernels.packed_linear import PackedLinear
 from models.config import RankerConfig
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
+from models.random_request import RequestSide, random_requests
 from shared.config import load_config
 
 LARGE = Path("configs/model/large.yaml")
 CEILING_SIZE = 1_024
 """K and N of the product that counts as what the machine can do; M is 1,000."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request's tensors: see ``RankingNetwork.encode`` for the fields."""
-
-    features: Tensor
-    items: Tensor
-    weight_buckets: Tensor
-    gap_buckets: Tensor
-    dense: Tensor
-
-    def encode(self, network: RankingNetwork, dtype: torch.dtype = torch.float32) -> State:
-        """Encode it with a network of this dtype."""
-        features, items, dense = (x.to(dtype) for x in (self.features, self.items, self.dense))
-        return network.encode(features, items, self.weight_buckets, self.gap_buckets, None, dense)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +36,7 @@ class Subject:
 
     config: RankerConfig
     network: RankingNetwork
-    request: Request
+    request: RequestSide
     pooled: Tensor
     counters: Tensor
 
@@ -62,15 +47,8 @@ class Subject:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = RankingNetwork(config).requires_grad_(False).eval()
-            length, width = config.encoder.num_events, config.width
-            request = Request(
-                torch.randn(1, len(config.request_features), width),
-                torch.randn(1, length, width),
-                torch.randint(0, NUM_WEIGHT_BUCKETS, (1, length)),
-                torch.randint(0, NUM_GAP_BUCKETS, (1, length)),
-                torch.randn(1, len(DENSE_FEATURES)),
-            )
-            pooled = torch.randn(num_candidates, len(config.candidate_features), width)
+            request = random_requests(config)
+            pooled = torch.randn(num_candidates, len(config.candidate_features), config.width)
             counters = torch.randn(num_candidates, len(COUNTER_FEATURES))
         return cls(config, network, request, pooled, counters)
 
@@ -80,6 +58,11 @@ class Subject:
         copy.load_state_dict(self.network.state_dict())
         return copy.requires_grad_(False).eval().to(dtype)
 
+    def encode(self, network: RankingNetwork, dtype: torch.dtype = torch.float32) -> State:
+        """Encode the request with a network of this dtype."""
+        features, events, ages, dense = self.request
+        return network.encode(features.to(dtype), events.to(dtype), ages, dense.to(dtype))
+
     def candidates(self, number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, CandidateLayout]:
         """Return pooled embeddings, counters and layout of the first candidates, all of the one request."""
         layout = CandidateLayout.single(number)
@@ -88,7 +71,7 @@ class Subject:
     @property
     def num_tokens(self) -> int:
         """T: tokens of the encoded history."""
-        return self.config.encoder.num_events + self.config.encoder.num_summaries
+        return self.config.encoder.num_tokens
 
 
 class Ceiling:

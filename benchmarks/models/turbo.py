@@ -135,7 +135,7 @@ def _sizes(found: Sequence[Trained], params: dict[str, Param]) -> list[Measureme
     figures = []
     for variant in dict.fromkeys(each.variant for each in found):
         each = next(each for each in found if each.variant == variant)
-        tokens = each.config.encoder.num_events + each.config.encoder.num_summaries
+        tokens = each.config.encoder.num_tokens
         sizes = {
             "parameters": (num_parameters(each.network()), "1"),
             "candidate_flops": (sum(candidate_flops(each.config, each.config.num_layers, tokens).values()), "FLOP"),

@@ -61,3 +61,46 @@ def attend_candidates(
 def _split(x: Tensor, num_heads: int) -> Tensor:
     batch, length, width = x.shape
     return x.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
+
+
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, block: int, window_blocks: int, num_before: int = 0) -> Tensor:
+    """Let events attend to their own block up to themselves, and to the whole blocks before it.
+
+    Args:
+        q: [B, n, H, K], events; the first is the first of a block unless ``num_before`` says otherwise.
+        k: [B, num_before + n, H, K]; the first num_before rows are those of earlier events, the first of them the first
+            of a block.
+        v: The same.
+        block: Events of a block.
+        window_blocks: Blocks that an event sees, its own among them.
+        num_before: Earlier events in k and v: those of the open block, and of as many whole ones before it as an event
+            sees or as there are.
+
+    Returns:
+        [B, n, H, K]. Every block is one product of one shape, so an event's answer has the same bits whatever else is
+        computed beside it.
+    """
+    batch, length, num_heads, width = q.shape
+    if length == 0:
+        return q
+    num_blocks = -(-length // block)
+    if batch > 1 and not num_before and num_blocks <= window_blocks:
+        # A batch of short histories, as in training: everything earlier is seen.
+        queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True).transpose(1, 2)
+    num_open = num_before % block
+    num_blocks = -(-(num_open + length) // block)
+    behind = num_blocks * block - num_open - length
+    missing = (window_blocks - 1) * block - (num_before - num_open)
+    queries = functional.pad(q, (0, 0, 0, 0, num_open, behind)).view(batch * num_blocks, block, num_heads, width)
+
+    def windows(x: Tensor) -> Tensor:
+        whole = functional.pad(x, (0, 0, 0, 0, missing, behind)).view(batch, -1, block, num_heads, width)
+        shifted = [whole[:, shift : shift + num_blocks] for shift in range(window_blocks)]
+        return torch.cat(shifted, dim=2).flatten(0, 1).transpose(1, 2)
+
+    seen = torch.ones(block, window_blocks * block, dtype=torch.bool).tril((window_blocks - 1) * block)
+    place = torch.arange(window_blocks * block) + torch.arange(num_blocks)[:, None] * block
+    masks = (seen & (place >= missing)[:, None])[:, None].repeat(batch, 1, 1, 1)
+    out = functional.scaled_dot_product_attention(queries.transpose(1, 2), windows(k), windows(v), attn_mask=masks)
+    return out.transpose(1, 2).reshape(batch, num_blocks * block, num_heads, width)[:, num_open : num_open + length]

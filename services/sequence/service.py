@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from models.golden import Golden
 from models.source import WeightSource
-from models.stations import RequestEncoder
+from models.stations import EncodedRequest, RequestEncoder
 from services.meter import Meter, Timer
 from services.sequence.config import SequenceConfig
 from services.sequence.histories import HistoryCache
+from services.sequence.states import StateCache
 from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
@@ -30,6 +31,9 @@ STORE_UNAVAILABLE = "store_unavailable"
 
 STALE_HISTORY = "stale_history"
 """``UserState.degraded`` of a state made from the last history that this replica had read."""
+
+FORGET_MS_MAX = 10_000
+"""Longest wait for the encodes that a deletion comes behind, milliseconds."""
 
 
 class SequenceService:
@@ -61,6 +65,7 @@ class SequenceService:
         self._replica = replica
         self._worker = Worker(STATION, config.queue_max)
         self._histories = HistoryCache(config.cached_users_max)
+        self._states = StateCache(config.cached_state_bytes)
 
     @classmethod
     def from_weights(
@@ -97,11 +102,14 @@ class SequenceService:
             encoder = await self._versions.get(task.version, STATION)
             history, degraded = await self._read(task, encoder.history_length, deadline)
             self.meter.metrics.observe("store_read_ms", timer.elapsed_ms())
-            tensors, compute_ms = await self._worker.run(deadline, self._encode, encoder, history, task)
+            made, compute_ms = await self._worker.run(deadline, self._encode, encoder, history, task)
             self.meter.computed("encode", compute_ms)
+            self.meter.add("history_events_total", made.num_encoded, origin="encoded")
+            self.meter.add("history_events_total", made.num_reused, origin="reused")
+            self.meter.metrics.set("cached_state_bytes", self._states.num_bytes)
             return UserState(
                 stamp=Stamp(task.request_id, task.version, STATION, self._replica, compute_ms),
-                tensors=tensors,
+                tensors=made.tensors,
                 history_length=min(len(history), encoder.history_length),
                 last_event_s=int(history.timestamps_s[-1]) if len(history) else 0,
                 as_of_s=task.as_of_s,
@@ -130,10 +138,13 @@ class SequenceService:
 
         Raises:
             StoreUnavailableError: the store is out of reach; nothing is deleted then.
+            OverloadedError: too many requests wait here; the log has forgotten the user then, this replica has not yet.
         """
         with self.meter.call("forget"):
             found = await self._log.delete(user)
             self._histories.forget(user)
+            # On the worker's thread, which owns the states, and behind what it encodes for this user now.
+            await self._worker.run(Deadline.after_ms(FORGET_MS_MAX, self._clock), self._states.forget, user)
             return found
 
     def metrics(self) -> bytes:
@@ -145,6 +156,8 @@ class SequenceService:
         held = {
             "queued": self._worker.num_held,
             "cached_users": len(self._histories),
+            "cached_states": len(self._states),
+            "cached_state_bytes": self._states.num_bytes,
             "buffered_events": self._log.num_buffered,
         }
         counters = {**self.meter.counters(), **held}
@@ -168,9 +181,13 @@ class SequenceService:
             self.meter.add("events_total", self._log.num_buffered, fate="lost")
             self.meter.logger.error("events_lost", error=error, num_lost=self._log.num_buffered)
 
-    def _encode(self, encoder: RequestEncoder, history: UserHistory, task: EncodeTask) -> tuple[dict[str, Any], float]:
+    def _encode(self, encoder: RequestEncoder, history: UserHistory, task: EncodeTask) -> tuple[EncodedRequest, float]:
+        """Encode on the worker's thread, one request at a time: the second of two for one user finds the first's."""
         timer = Timer(self._clock)
-        return encoder.encode(history, task.user, task.surface, task.as_of_s), timer.elapsed_ms()
+        key = task.version, task.user, task.surface
+        made = encoder.encode_from(self._states.find(*key), history, task.user, task.surface, task.as_of_s)
+        self._states.keep(*key, made.history)
+        return made, timer.elapsed_ms()
 
     async def _read(self, task: EncodeTask, length: int, deadline: Deadline) -> tuple[UserHistory, str]:
         """Return the history to encode, and why it is not the full one."""

@@ -51,8 +51,9 @@ class FakeReplicaResult:
 class FakeResponse:
     """A pending call; ``accept`` gives it a replica."""
 
-    def __init__(self, args: tuple[Any, ...], by_reference: bool) -> None:
+    def __init__(self, args: tuple[Any, ...], by_reference: bool, session_id: str = "") -> None:
         self.args = args
+        self.session_id = session_id
         self.by_reference = by_reference
         self.reference = FakeReference()
         self.result = FakeReplicaResult(self.reference)
@@ -99,15 +100,28 @@ class FakeResponse:
 
 
 class _Method:
-    def __init__(self, handle: FakeServeHandle, name: str, by_reference: bool) -> None:
+    def __init__(self, handle: FakeServeHandle, name: str, by_reference: bool, session_id: str) -> None:
         self._handle = handle
         self._name = name
         self._by_reference = by_reference
+        self._session_id = session_id
 
     def remote(self, *args: Any) -> FakeResponse:
-        response = FakeResponse(args, self._by_reference)
+        response = FakeResponse(args, self._by_reference, self._session_id)
         self._handle.calls.append((self._name, response))
         return response
+
+
+class _Bound:
+    def __init__(self, handle: FakeServeHandle, by_reference: bool, session_id: str = "") -> None:
+        self._given = handle, by_reference, session_id
+
+    def options(self, *, session_id: str) -> _Bound:
+        return _Bound(*self._given[:2], session_id)
+
+    def __getattr__(self, name: str) -> _Method:
+        handle, by_reference, session_id = self._given
+        return _Method(handle, name, by_reference, session_id)
 
 
 class FakeServeHandle:
@@ -131,13 +145,7 @@ class FakeServeHandle:
         return self._populated
 
     def options(self, *, _by_reference: bool, **serialization: str) -> Any:
-        handle = self
-
-        class Bound:
-            def __getattr__(self, name: str) -> _Method:
-                return _Method(handle, name, _by_reference)
-
-        return Bound()
+        return _Bound(self, _by_reference)
 
     @property
     def last(self) -> FakeResponse:

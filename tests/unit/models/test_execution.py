@@ -14,10 +14,11 @@ from kernels import native
 from models.config import EncoderConfig, GroupConfig, RankerConfig, TierConfig
 from models.execution import FusedNetwork, choose_execution, executed
 from models.execution_config import REFERENCE, Execution
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import NUM_LEVELS, RankingNetwork, State
 from models.oracle import tolerance
+from models.random_request import RequestSide, random_requests
 from models.simplify import simplify
 from models.wukong import InteractionLayer
 from shared.errors import ConfigError
@@ -27,7 +28,7 @@ CONFIG = RankerConfig(
     width=32,
     history_length=21,
     num_layers=3,
-    encoder=EncoderConfig(num_events=21, num_summaries=3, num_heads=2, feed_forward_width=24),
+    encoder=EncoderConfig(num_events=21, block=4, num_summaries=3, num_heads=2, feed_forward_width=24),
     request_group=GroupConfig(num_queries=2, num_mixtures=5, num_mlp_tokens=3, num_linear_tokens=2, hidden_width=17),
     candidate_group=GroupConfig(num_queries=2, num_mixtures=7, num_mlp_tokens=4, num_linear_tokens=3, hidden_width=41),
     head_width=19,
@@ -58,19 +59,14 @@ def network() -> RankingNetwork:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    features: Tensor
-    items: Tensor
-    weight_buckets: Tensor
-    gap_buckets: Tensor
-    mask: Tensor | None
-    dense: Tensor
+    requests: RequestSide
     pooled: Tensor
     counters: Tensor
     speculative: Tensor
     levels: Tensor
 
     def encode(self, network: RankingNetwork | FusedNetwork) -> State:
-        return network.encode(self.features, self.items, self.weight_buckets, self.gap_buckets, self.mask, self.dense)
+        return network.encode(*self.requests)
 
     def rank(
         self, network: RankingNetwork | FusedNetwork, state: State, layout: CandidateLayout, depth: int, chosen: slice
@@ -89,13 +85,9 @@ class Inputs:
 def inputs(num_requests: int, seed: int = 0) -> Inputs:
     torch.manual_seed(seed)
     length, levels = CONFIG.encoder.num_events, torch.randint(0, NUM_LEVELS, (NUM_CANDIDATES,))
+    mask = None if num_requests == 1 else torch.arange(length) < torch.randint(0, length + 1, (num_requests, 1))
     return Inputs(
-        torch.randn(num_requests, len(CONFIG.request_features), CONFIG.width),
-        torch.randn(num_requests, length, CONFIG.width),
-        torch.randint(0, NUM_WEIGHT_BUCKETS, (num_requests, length)),
-        torch.randint(0, NUM_GAP_BUCKETS, (num_requests, length)),
-        None if num_requests == 1 else torch.arange(length) >= torch.randint(0, length, (num_requests, 1)),
-        torch.randn(num_requests, len(DENSE_FEATURES)),
+        random_requests(CONFIG, batch=num_requests, mask=mask),
         torch.randn(NUM_CANDIDATES, len(CONFIG.candidate_features), CONFIG.width),
         torch.randn(NUM_CANDIDATES, len(COUNTER_FEATURES)),
         torch.randn(NUM_CANDIDATES, CONFIG.speculative_width) * (levels > 0)[:, None],

@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.config import EncoderConfig, RankerConfig, TierConfig
 from models.flops import candidate_flops, ranking_flops, request_flops
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.random_request import random_requests
 from models.random_weights import TINY
 from models.sizes import NetworkSizes
 
@@ -59,25 +60,29 @@ def _counted(run: Any) -> tuple[Any, int]:
 
 
 def _encode(network: RankingNetwork, num_requests: int, num_events: int) -> dict[str, torch.Tensor]:
-    config = network.config
-    buckets = torch.zeros(num_requests, num_events, dtype=torch.int64)
-    return network.encode(
-        torch.randn(num_requests, len(config.request_features), config.width),
-        torch.randn(num_requests, num_events, config.width),
-        buckets,
-        buckets,
-        None,
-        torch.randn(num_requests, len(DENSE_FEATURES)),
-    )
+    return network.encode(*random_requests(network.config, batch=num_requests, length=num_events))
+
+
+def _hidden_pairs(config: RankerConfig, num_events: int) -> int:
+    """Count what block attention multiplies and a mask then hides, in FLOPs: windows are whole, causal or not."""
+    encoder, hidden = config.encoder, 0
+    size = encoder.block
+    num_blocks = -(-num_events // size)
+    seen = sum(t + 1 - max(t // size - encoder.window_blocks + 1, 0) * size for t in range(num_events))
+    for layer in range(config.num_layers):
+        if encoder.parts(layer).self_attention:
+            hidden += num_blocks * size * encoder.window_blocks * size - seen
+    return 4 * config.width * hidden
 
 
 @pytest.mark.parametrize("name", _CONFIGS)
 @pytest.mark.parametrize(("num_requests", "num_events", "num_candidates"), [(1, 5, 7), (3, 0, 1), (1, 6, 16)])
 def test_formulas_equal_the_counter(name: str, num_requests: int, num_events: int, num_candidates: int) -> None:
     config = _CONFIGS[name]
-    network, num_tokens = RankingNetwork(config), num_events + config.encoder.num_summaries
+    network, num_tokens = RankingNetwork(config), num_events + 1
     _, counted = _counted(lambda: _encode(network, num_requests, num_events))
-    assert counted == sum(request_flops(config, num_tokens, num_requests).values())
+    computed = sum(request_flops(config, num_tokens, num_requests).values())
+    assert counted == computed + num_requests * _hidden_pairs(config, num_events)
     state = _encode(network, 1, num_events)
     pooled = torch.randn(num_candidates, len(config.candidate_features), config.width)
     counters = torch.randn(num_candidates, len(COUNTER_FEATURES))
@@ -117,7 +122,7 @@ def test_sharing_never_costs_more_and_is_alike_for_one_candidate() -> None:
 
 def test_the_large_model_is_what_its_file_says() -> None:
     config = RankerConfig.model_validate(yaml.safe_load(Path("configs/model/large.yaml").read_text()))
-    num_tokens = config.encoder.num_events + config.encoder.num_summaries
+    num_tokens = config.encoder.num_tokens
     candidate = sum(candidate_flops(config, config.num_layers, num_tokens).values())
     request = sum(request_flops(config, num_tokens).values())
     assert 8e6 <= candidate <= 14e6

@@ -12,7 +12,6 @@ from models.config import RankerConfig
 from models.growth import activation_maxima, compare_growth, run_on_random_inputs
 from models.network import RankingNetwork
 from models.random_weights import TINY
-from models.sequence_encoder import EncoderLayer
 from models.wukong import InteractionLayer
 
 _NAMES = ("request", "candidate", "history")
@@ -28,14 +27,17 @@ def test_sixteen_layers_with_and_without_bias() -> None:
 
 
 def test_an_offset_in_every_layer_adds_up_where_there_is_one() -> None:
-    config = TINY.model_copy(update={"num_layers": 16, "bias": True})
+    encoder = TINY.encoder.model_copy(update={"comp_skip": False})
+    config = TINY.model_copy(update={"num_layers": 16, "bias": True, "encoder": encoder})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = RankingNetwork(config)
     with activation_maxima(network) as before:
         run_on_random_inputs(network, 8, seed=0)
-    for layer in network.encoder.layers:
-        cast(EncoderLayer, layer).down.bias.data += 10.0
+    for index in range(16):
+        attention_out = network.encoder.layer(index).attention_out
+        assert attention_out is not None
+        attention_out.bias.data += 10.0
     with activation_maxima(network) as after:
         run_on_random_inputs(network, 8, seed=0)
     assert after[0].history > before[0].history

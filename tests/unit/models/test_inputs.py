@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.inputs import (
+    BEGINNING_BUCKET,
     COUNTER_FEATURES,
     DENSE_FEATURES,
     NUM_GAP_BUCKETS,
@@ -20,6 +21,7 @@ from models.inputs import (
     gap_buckets,
     request_inputs,
     weight_buckets,
+    window_start,
 )
 
 
@@ -61,6 +63,7 @@ def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
         num_total=np.array(lengths, np.int64) + 2,
         as_of_s=np.full(batch, 12_000, np.int64),
         num_events=4,
+        window_step=2,
     )
 
 
@@ -83,12 +86,44 @@ def test_padding_changes_nothing(lengths: list[int], seed: int) -> None:
             np.array([length + 2], np.int64),
             np.array([12_000], np.int64),
             4,
+            2,
         )
-        kept = min(length, 4)
+        kept = int(alone.mask.sum())
         np.testing.assert_allclose(alone.dense[0], padded.dense[index], rtol=1e-6)
-        np.testing.assert_array_equal(alone.gap_buckets[0], padded.gap_buckets[index, 4 - kept :])
-        np.testing.assert_array_equal(alone.weight_buckets[0], padded.weight_buckets[index, 4 - kept :])
-    assert not padded.item_rows[~padded.mask].any()
+        for name in ("item_rows", "weight_buckets", "pause_buckets", "clock", "log_gaps", "mask"):
+            np.testing.assert_array_equal(getattr(alone, name)[0, :kept], getattr(padded, name)[index, :kept])
+            assert not getattr(padded, name)[index, kept:].any() or name == "clock"
+
+
+@given(st.integers(0, 200), st.integers(1, 20), st.integers(1, 30))
+def test_a_window_loses_its_oldest_events_in_whole_steps(num_total: int, num_events: int, step: int) -> None:
+    starts = window_start(np.arange(num_total, num_total + step + 1), num_events, step)
+    assert (starts % step == 0).all()
+    left = np.arange(num_total, num_total + step + 1) - starts
+    assert (left <= num_events).all()
+    assert (left > num_events - step).all() or not starts[0]
+    # Of as many histories in a row as a step has, all but one have the window of the one before.
+    assert np.count_nonzero(np.diff(starts)) <= 1
+
+
+def test_events_that_count_are_the_newest_in_order_of_time() -> None:
+    inputs = request_inputs(
+        np.zeros((1, 1), np.int64),
+        np.array([[1, 2, 3, 4, 5, 6, 7]]),
+        np.full((1, 7), 3.0, np.float32),
+        np.array([[10, 20, 25, 30, 95, 100, 160]]),
+        np.ones((1, 7), np.bool_),
+        np.array([7]),
+        np.array([200]),
+        num_events=6,
+        window_step=2,
+    )
+    assert inputs.item_rows.tolist() == [[3, 4, 5, 6, 7, 0]]
+    assert inputs.mask.tolist() == [[True] * 5 + [False]]
+    np.testing.assert_allclose(inputs.clock[0, :3], [0.0, math.log1p(5 / 60), math.log1p(5 / 60) + math.log1p(65 / 60)])
+    np.testing.assert_allclose(inputs.log_gaps[0, :5], np.log1p([175, 170, 105, 100, 40]))
+    assert inputs.pause_buckets[0, 0] == BEGINNING_BUCKET
+    assert inputs.pause_buckets[0, 1:5].tolist() == gap_buckets(np.array([5, 65, 5, 60])).tolist()
 
 
 @pytest.mark.parametrize("gap_s", [0, 1])
@@ -103,9 +138,12 @@ def test_an_event_of_the_same_second_looks_like_one_a_second_old(gap_s: int) -> 
             np.ones(1, np.int64),
             np.array([1_000 + gap]),
             1,
+            1,
         )
 
     for field in dataclasses.fields(RequestInputs):
+        if field.name == "log_gaps":
+            continue
         np.testing.assert_array_equal(getattr(at(gap_s), field.name), getattr(at(1), field.name))
 
 

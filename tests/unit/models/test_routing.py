@@ -83,6 +83,7 @@ def _signals(as_of_s: int, num_events: int = 3) -> npt.NDArray[np.float32]:
         np.array([num_events]),
         np.array([as_of_s]),
         3,
+        1,
     ).dense[0]
 
 
@@ -109,7 +110,7 @@ def test_a_tier_costs_its_passes_over_all_and_over_the_head(num_candidates: int)
         "full": TierConfig(head_max=500),
     }
     config = RankerConfig(tiers=tiers)
-    num_tokens = config.encoder.num_events + config.encoder.num_summaries
+    num_tokens = config.encoder.num_tokens
     for tier, depth in (("light", 0), ("mid", 1), ("full", 2)):
         expected = ranking_flops(config, depth, num_tokens, num_candidates).shared
         assert tier_flops(config, tier, num_candidates) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.config import EncoderConfig, GroupConfig, RankerConfig, TierConfig
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import NUM_LEVELS, RankingNetwork, State
+from models.random_request import random_requests
+from models.sequence_encoder import Ages, Events
 
 ROUNDINGS_PER_LAYER = 12
 """Times that a value is stored on its way through one interaction layer: queries, attention, products, norms, maps."""
@@ -29,10 +31,8 @@ class Batch:
 
     network: RankingNetwork
     features: Tensor
-    items: Tensor
-    weight_buckets: Tensor
-    gap_buckets: Tensor
-    mask: Tensor
+    events: Events
+    ages: Ages
     dense: Tensor
     pooled: Tensor
     counters: Tensor
@@ -47,17 +47,16 @@ class Batch:
         for parameter in network.parameters():
             parameter.data += 0.3 * parameter.shape[-1] ** -0.5 * torch.randn(parameter.shape)
         length, count = config.encoder.num_events, len(owner)
-        mask = torch.arange(length) >= torch.randint(0, length + 1, (num_requests, 1))
+        mask = torch.arange(length) < torch.randint(0, length + 1, (num_requests, 1))
+        features, events, ages, dense = random_requests(config, batch=num_requests, mask=mask)
         levels = torch.randint(0, NUM_LEVELS, (count,))
         speculative = torch.randn(count, config.speculative_width) * (levels > 0)[:, None]
         return cls(
             network.to(dtype),
-            torch.randn(num_requests, len(config.request_features), config.width).to(dtype),
-            torch.randn(num_requests, length, config.width).to(dtype),
-            torch.randint(0, NUM_WEIGHT_BUCKETS, (num_requests, length)),
-            torch.randint(0, NUM_GAP_BUCKETS, (num_requests, length)),
-            mask,
-            torch.randn(num_requests, len(DENSE_FEATURES)).to(dtype),
+            features.to(dtype),
+            events.to(dtype),
+            ages,
+            dense.to(dtype),
             torch.randn(count, len(config.candidate_features), config.width).to(dtype),
             torch.randn(count, len(COUNTER_FEATURES)).to(dtype),
             speculative.to(dtype),
@@ -66,8 +65,11 @@ class Batch:
         )
 
     def encode(self, requests: Tensor) -> State:
-        parts = (self.features, self.items, self.weight_buckets, self.gap_buckets, self.mask, self.dense)
-        return self.network.encode(*(part[requests] for part in parts))
+        events = Events(*(getattr(self.events, field.name)[requests] for field in fields(Events)))
+        mask = self.ages.mask
+        assert mask is not None
+        ages = Ages(self.ages.log_gaps[requests], mask[requests])
+        return self.network.encode(self.features[requests], events, ages, self.dense[requests])
 
     def shared(self, state: State, chosen: Tensor) -> list[Tensor]:
         """Return the logits of some candidates at every depth, the first pass first; float32."""
@@ -93,9 +95,7 @@ def bound(config: RankerConfig, dtype: torch.dtype, scale: float) -> float:
     to the storage type each time a value is kept, their errors adding up like independent ones."""
     sizes = config.layer_sizes
     longest = max(max(each.request.num_products, each.candidate.num_products) for each in sizes)
-    longest = max(
-        longest, config.encoder.num_events + config.encoder.num_summaries, *(e.feed_forward_width for e in sizes)
-    )
+    longest = max(longest, config.encoder.num_tokens, *(e.feed_forward_width for e in sizes))
     summed = torch.finfo(torch.float32).eps * math.sqrt(longest * config.num_layers)
     stored = (
         0.0
@@ -121,12 +121,19 @@ def configs(draw: st.DrawFn) -> RankerConfig:
     num_layers = draw(st.integers(1, 4))
     num_events = draw(st.integers(1, 17))
     return RankerConfig(
-        width=num_heads * draw(st.integers(4, 7)),
+        width=num_heads * 2 * draw(st.integers(2, 4)),
         history_length=num_events,
         num_layers=num_layers,
         num_dense_tokens=draw(st.integers(1, 3)),
         encoder=EncoderConfig(
             num_events=num_events,
+            block=draw(st.integers(1, 6)),
+            window_blocks=draw(st.integers(1, 3)),
+            self_attention=draw(st.booleans()),
+            comp_skip=draw(st.booleans()),
+            num_seeds=draw(st.integers(1, 4)),
+            num_summary_maps=draw(st.integers(1, 3)),
+            num_context_tokens=draw(st.integers(1, 3)),
             num_summaries=draw(st.integers(1, 3)),
             num_heads=num_heads,
             feed_forward_width=draw(st.integers(1, 20)),

@@ -16,11 +16,11 @@ from models.embedding.vocabulary import Vocabulary
 from models.export import export_source, import_ranker
 from models.flops import candidate_flops, request_flops
 from models.golden import GoldenRequest, add_golden
-from models.inputs import COUNTER_FEATURES, DENSE_FEATURES, NUM_GAP_BUCKETS, NUM_WEIGHT_BUCKETS
+from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
+from models.random_request import random_requests
 from models.random_weights import TINY, random_weights
-from models.sequence_encoder import EncoderLayer
 from models.simplify import Simplified, num_parameters, simplify
 from models.wukong import InteractionLayer
 from shared.schema.user import UserHistory
@@ -82,7 +82,10 @@ def _dead_tokens(network: RankingNetwork) -> None:
 
 
 def _dead_encoder_and_heads(network: RankingNetwork) -> None:
-    cast(EncoderLayer, network.encoder.layers[1]).up.weight[:4] = 0
+    feed_forward = network.encoder.layer(2).feed_forward
+    assert feed_forward is not None
+    feed_forward.values[:4] = 0
+    feed_forward.value_mix[:4] = 0
     head = network.heads.exit(3)
     head.hidden.weight[6] = 0
     head.cross.weight[6] = 0
@@ -112,7 +115,7 @@ _PLANTED: dict[str, tuple[Callable[[RankingNetwork], None], dict[tuple[str, str]
             ("layer 1 request", "output tokens"): 1,
         },
     ),
-    "heads": (_dead_encoder_and_heads, {("layer 2 encoder", "hidden units"): 4, ("exit 3 heads", "hidden units"): 1}),
+    "heads": (_dead_encoder_and_heads, {("layer 3 encoder", "hidden units"): 4, ("exit 3 heads", "hidden units"): 1}),
 }
 
 
@@ -128,14 +131,8 @@ def _outputs(network: RankingNetwork, num_candidates: int = 200, seed: int = 0) 
     """Run everything on random inputs: 40 requests with 5 candidates each."""
     config, random = network.config, torch.Generator().manual_seed(seed)
     length = config.encoder.num_events
-    state = network.encode(
-        torch.randn(_REQUESTS, len(config.request_features), config.width, generator=random),
-        torch.randn(_REQUESTS, length, config.width, generator=random),
-        torch.randint(NUM_WEIGHT_BUCKETS, (_REQUESTS, length), generator=random),
-        torch.randint(NUM_GAP_BUCKETS, (_REQUESTS, length), generator=random),
-        torch.rand(_REQUESTS, length, generator=random) < 0.8,
-        torch.randn(_REQUESTS, len(DENSE_FEATURES), generator=random),
-    )
+    mask = torch.arange(length) < torch.randint(0, length + 1, (_REQUESTS, 1), generator=random)
+    state = network.encode(*random_requests(config, random, _REQUESTS, mask))
     pooled = torch.randn(num_candidates, len(config.candidate_features), config.width, generator=random)
     counters = torch.randn(num_candidates, len(COUNTER_FEATURES), generator=random)
     layout = CandidateLayout.of(torch.arange(num_candidates) % _REQUESTS, _REQUESTS)

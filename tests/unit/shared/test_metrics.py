@@ -27,7 +27,7 @@ def test_the_names_are_those_of_the_golden_file() -> None:
 
 
 def test_names_follow_the_rule() -> None:
-    units = {"counter": ("total",), "histogram": ("ms",), "gauge": ("requests", "calls", "events")}
+    units = {"counter": ("total",), "histogram": ("ms",), "gauge": ("requests", "calls", "events", "bytes")}
     for spec in METRICS:
         assert re.fullmatch(r"rankmesh_[a-z]+_[a-z][a-z_]*", spec.full_name)
         assert spec.name.rpartition("_")[2] in units[spec.kind], spec.full_name
