@@ -75,7 +75,8 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         "mean_events": round(float(earlier.mean()), 1),
         "quick": options.quick,
     }
-    found, measurements = {}, [Measurement("train_s", round(train_s, 1), "s", params=params)]
+    found: dict[int, float] = {}
+    measurements = [Measurement("train_s", round(train_s, 1), "s", params=params)]
     for length in LENGTHS:
         metrics = quality_at(model, dataset, valid, test, length)
         found[length] = metrics.ne
@@ -158,7 +159,8 @@ def quality_at(model: TrainedModel, dataset: Dataset, valid: Rows, test: Rows, l
 @torch.inference_mode()
 def logits_at(model: TrainedModel, dataset: Dataset, rows: Rows, length: int) -> npt.NDArray[np.float32]:
     """Return the logits of the deepest exit, float32 [N, O], with histories cut to a length."""
-    ranker, parts = model.ranker, []
+    ranker = model.ranker
+    parts: list[npt.NDArray[np.float32]] = []
     reader = HistoryReader(dataset.log, max(length, 1), "strict", align="right")
     for whole in request_batches(rows, reader, 1_024):
         batch = cut(whole, length)
