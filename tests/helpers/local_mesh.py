@@ -15,7 +15,7 @@ from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
-from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
+from services.ingress.config import AdmissionConfig, IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
@@ -81,6 +81,7 @@ PATIENT = IngressConfig(
     ),
     budgets=StageBudgets(preprocess_ms=30_000, sequence_ms=30_000, embedding_ms=30_000, speculative_ms=30_000),
     precompute=PrecomputeConfig(timeout_ms=30_000),
+    admission=AdmissionConfig(in_flight_start=64),
 )
 """The default configuration with limits that no busy test machine reaches."""
 
