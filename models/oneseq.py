@@ -13,7 +13,7 @@ networks and the order of ties are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Self, TypeAlias, cast
 
 import numpy as np
@@ -159,7 +159,7 @@ class OneSeq(nn.Module):
         numbers, tokens = torch.where(mask, sources, -1).flatten(), items.new_zeros(shape).view(-1, shape[-1])
         for number, source in enumerate(self.config.sources):
             places = (numbers == number).nonzero().squeeze(1)
-            parts = {
+            parts: dict[EventFeature, Callable[[Tensor], Tensor]] = {
                 "item": lambda at: rows.index_select(0, at),
                 "weight": lambda at: functional.embedding(weight_rows.index_select(0, at), self.weights),
                 "gap": lambda at: functional.embedding(gap_rows.index_select(0, at), self.gaps),

@@ -137,7 +137,7 @@ def signals_world(num_train: int, num_test: int) -> World:
 def surfaces_world(num_train: int, num_test: int) -> World:
     """Return the union of both MovieLens sets; each is split by its own time, training runs through both in step."""
     folder = load_settings().data_dir
-    large, small = (load_dataset(name, folder) for name in ("ml-1m", "ml-100k"))
+    large, small = load_dataset("ml-1m", folder), load_dataset("ml-100k", folder)
     columns = EventColumns(
         user_index=np.concatenate([large.log.user_index, small.log.user_index + len(large.users)]),
         item_id=np.concatenate([large.log.item_id, small.log.item_id]),
@@ -147,7 +147,9 @@ def surfaces_world(num_train: int, num_test: int) -> World:
     )
     log = EventLog.build(columns, len(large.users) + len(small.users))
     order = log.time_order[log.num_earlier(log.time_order) >= T1_EARLIER_MIN]
-    tests, places, positions = {}, [], []
+    tests: dict[str, Rows] = {}
+    places: list[npt.NDArray[np.float64]] = []
+    positions: list[npt.NDArray[np.int64]] = []
     for number, source in enumerate(SURFACES):
         own = order[log.surface[order] == number]
         num_own = min(len(own) * 8 // 10, num_train)
