@@ -232,6 +232,9 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
     )
     schemas["RankedCandidate"]["properties"]["id"] = _ref("Id")
     rank["candidates"] = _candidates_schema(limits.candidates_max)
+    for member in rank["features"]["anyOf"]:
+        if member.get("type") == "array":
+            member["maxItems"] = limits.candidates_max
     _bounds(rank["limit"], maximum=limits.candidates_max)
     _bounds(rank["deadline_ms"], minimum=limits.deadline_ms_min, maximum=limits.deadline_ms_max)
     rank["tier"] = {

@@ -66,7 +66,8 @@ class PreprocessService:
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
         """Turn the candidates of one request into a feature batch.
 
-        Runs on the event loop: 1,000 candidates take about 0.3 ms, not much more than a hop to a thread and back.
+        Runs on the event loop: 1,000 candidates take about 0.3 ms, not much more than a hop to a thread and back, and
+        3 to 4 ms with 30 features that they carry.
 
         Raises:
             VersionMismatchError: another weights version is asked for.
