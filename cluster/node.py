@@ -20,7 +20,7 @@ from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.control import ServeControl
 from cluster.names import APP
-from cluster.peer_cache import start_peers
+from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
 from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
@@ -88,8 +88,7 @@ class Node:
         """
         store = WeightStore(place.weights_url)
         if not isinstance(store.fs, LocalFileSystem):
-            nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-            start_peers(self._config.name, nodes, place.weights_url, place.cache_dir, self._config.weights.cache)
+            start_peers(self._config.name, live_nodes(), place.weights_url, place.cache_dir, self._config.weights.cache)
         target = serve.RunTarget(build(place), name=APP, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 

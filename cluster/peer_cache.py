@@ -131,6 +131,12 @@ async def load_on_node(
         return await loader.load(store.open(version).manifest, progress)
 
 
+def live_nodes() -> list[str]:
+    """Return Ray's ids of the nodes of this cluster that are alive."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not annotate it
+    return [node["NodeID"] for node in nodes if node["Alive"]]
+
+
 def open_on_node(store: WeightStore, version: str, mesh: str, folder: Path, config: PeerCacheConfig) -> WeightReader:
     """Open a version for a replica: where it is when that is this machine, else after bringing it to this node's disk.
 
@@ -148,8 +154,7 @@ def open_on_node(store: WeightStore, version: str, mesh: str, folder: Path, conf
     """
     if isinstance(store.fs, LocalFileSystem):
         return store.open(version)
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    loading = load_on_node(store, version, folder, find_peers(mesh, nodes), config)
+    loading = load_on_node(store, version, folder, find_peers(mesh, live_nodes()), config)
     # A constructor of a replica runs on its event loop, so the load gets a thread and a loop of its own.
     with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
         return thread.submit(asyncio.run, loading).result()
