@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -66,11 +65,6 @@ def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: His
             parts[depth].append(values.numpy())
     nothing = np.zeros((0, len(OBJECTIVES)), np.float32)
     return {depth: np.concatenate([nothing, *found]) for depth, found in parts.items()}
-
-
-def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of consecutive rows as one."""
-    return {depth: np.concatenate([part[depth] for part in parts]) for depth in parts[0]} if parts else {}
 
 
 def evaluate(

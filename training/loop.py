@@ -30,7 +30,7 @@ from training.data import (
     request_batches,
     stored_histories,
 )
-from training.evaluate import Predictions, evaluate_all, joined, show_evaluations
+from training.evaluate import evaluate_all, show_evaluations
 from training.indexing import DatasetIndex
 from training.model import TrainedModel
 from training.progress import RichProgress, StepReport, TrainProgress
@@ -69,8 +69,6 @@ class Trainer:
         self._optimizer = torch.optim.Adam(
             [{"params": network}, {"params": list(ranker.tables.parameters())}], lr=self._peaks[0], fused=True
         )
-        self.scored: Predictions = {}
-        """What every depth said of the last batch before learning from it."""
         self._user_column = [feature.name for feature in config.model.request_features].index("user_id")
 
     def step(self, batch: RequestBatch) -> StepReport:
@@ -86,15 +84,13 @@ class Trainer:
         levels = None if answer is None else torch.from_numpy(answer.levels)
         exits, embedding = network.all_exits(state, pooled, candidates.counters, vectors, levels, layout)
         labels = _labels(batch.candidates)
-        first = network.first_pass(state, pooled, candidates.counters, layout)
-        self.scored = {depth: logits.detach().numpy() for depth, logits in ((0, first), *exits.items())}
         *inner, deepest = exits.values()
         click, conversion = _losses(deepest, labels)
         weights = self._config.loss
         loss = click + weights.conversion * conversion
         for share, other in (
             *((weights.inner_exits, logits) for logits in inner),
-            (weights.first_pass, first),
+            (weights.first_pass, network.first_pass(state, pooled, candidates.counters, layout)),
             (weights.speculative, self._probe(embedding)),
         ):
             other_click, other_conversion = _losses(other, labels)
@@ -149,20 +145,13 @@ def train(config: TrainConfig, dataset: Dataset, progress: TrainProgress | None 
     Raises:
         StoreUnavailableError: ``config.histories`` names a store that is out of reach.
     """
-    return train_scored(config, dataset, progress)[0]
-
-
-def train_scored(
-    config: TrainConfig, dataset: Dataset, progress: TrainProgress | None = None
-) -> tuple[TrainedModel, Predictions]:
-    """Do what ``train`` does, and return as well what every depth said of each row before learning from it."""
     with stored_histories(config.histories, dataset) as histories:
         return _train(config, dataset, progress, histories)
 
 
 def _train(
     config: TrainConfig, dataset: Dataset, progress: TrainProgress | None, histories: StoredHistories | None
-) -> tuple[TrainedModel, Predictions]:
+) -> TrainedModel:
     torch.set_num_threads(config.threads or available_cores())
     index = DatasetIndex.build(config.model, dataset)
     with torch.random.fork_rng(devices=[]):
@@ -172,16 +161,13 @@ def _train(
         reader = HistoryReader(dataset.log, config.model.history_length, "strict", align="right", histories=histories)
         trainer = Trainer(config, index, reader, ranker, len(rows))
     ranker.train()
-    scored: list[Predictions] = []
     for batch in request_batches(rows, reader, config.batch_rows):
         report = trainer.step(batch)
-        scored.append(trainer.scored)
         if progress is not None:
             progress.step(report)
     ranker.eval()
     model = TrainedModel(ranker, index, Calibration.identity(config.model.depths))
-    said = joined(scored)
-    return fit_on_held_out(model, dataset, rows, said), said
+    return fit_on_held_out(model, dataset)
 
 
 def train_and_publish(

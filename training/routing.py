@@ -1,4 +1,4 @@
-"""Fits the router's gain model on held-out rows, and draws the frontier of quality against cost.
+"""Fits the router's gain model on held-out rows.
 
 The tiers are exits of one network, so one request served by the deepest tier tells what every tier would have said: an
 exploration slice on that tier gives the loss of all of them on the same rows, and needs no weighting. Held-out rows are
@@ -9,7 +9,6 @@ Shape letters: N rows, K signals, D depths, P points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,9 +39,6 @@ NUM_CANDIDATES = 500
 
 ROWS_MIN = 500
 """With fewer held-out rows there is no gain model: a gain is a hundred times smaller than its noise."""
-
-WARM_SHARE = 0.4
-"""First share of the training rows whose scores say little of the final model."""
 
 NUM_PRICES = 201
 _SQUARES_MIN = 1e-12
@@ -106,38 +102,16 @@ def slice_of(
     )
 
 
-def fit_on_held_out(
-    model: TrainedModel, dataset: Dataset, trained: Rows | None = None, scored: Predictions | None = None
-) -> TrainedModel:
-    """Return the model with what its validation rows determine: calibration of every depth, and the gain model.
-
-    Args:
-        model: The model.
-        dataset: Its data.
-        trained: Rows that it was trained on, in that order, each once.
-        scored: What every depth said of them before learning from them.
-    """
+def fit_on_held_out(model: TrainedModel, dataset: Dataset) -> TrainedModel:
+    """Return the model with what its validation rows determine: calibration of every depth, and the gain model."""
     rows = dataset.split.valid
     predictions = predict(model, dataset, rows, "strict")
     calibration, config = fit_calibration(predictions, rows), model.ranker.config
     gain = None
     if len(rows) >= ROWS_MIN:
         held_out = slice_of(dataset, rows, config.history_length, predictions, calibration)
-        earlier = earlier_slice(dataset, trained, config.history_length, scored) if trained and scored else None
-        gain = fit_gain_model(held_out, cost_shares(config), earlier)
+        gain = fit_gain_model(held_out, cost_shares(config))
     return replace(model, calibration=calibration, gain=gain)
-
-
-def earlier_slice(dataset: Dataset, trained: Rows, history_length: int, scored: Predictions) -> Slice:
-    """Return the later rows of training as they were scored before learning from them, calibrated on themselves.
-
-    They are held out too, for a younger model: there are more of them, and a gain has a hundred times its size of
-    noise. The first rows are left out, of which that model knew little.
-    """
-    later = slice(round(len(trained) * WARM_SHARE), len(trained))
-    rows = trained.select(later)
-    predictions = {depth: logits[later] for depth, logits in scored.items()}
-    return slice_of(dataset, rows, history_length, predictions, fit_calibration(predictions, rows))
 
 
 def held_out_slice(model: TrainedModel, dataset: Dataset, rows: Rows) -> Slice:
@@ -168,13 +142,12 @@ def read_signals(dataset: Dataset, rows: Rows, history_length: int) -> npt.NDArr
     return np.concatenate(parts)
 
 
-def fit_gain_model(held_out: Slice, costs: Floats, earlier: Slice | None = None, seed: int = 0) -> GainModel:
+def fit_gain_model(held_out: Slice, costs: Floats, seed: int = 0) -> GainModel:
     """Fit the gain model.
 
     Args:
         held_out: Rows that training has not seen.
         costs: [D], cost of each depth over the deepest's.
-        earlier: More rows, scored by a younger model; None: none.
         seed: Of the hidden units.
     """
     mean = held_out.signals.mean(axis=0).astype(np.float64)
@@ -195,19 +168,17 @@ def fit_gain_model(held_out: Slice, costs: Floats, earlier: Slice | None = None,
         surface=np.zeros((len(keys), num_depths)),
         prices=np.zeros((1, 2)),
     )
-    model = replace(model, worth=_worth(model, [held_out] if earlier is None else [held_out, earlier]))
+    model = replace(model, worth=_worth(model, held_out))
     model = replace(model, surface=_surfaces(model, held_out))
     return replace(model, prices=price_table(model.gains(held_out.signals, held_out.surfaces), costs))
 
 
-def _worth(model: GainModel, slices: Sequence[Slice]) -> Floats:
+def _worth(model: GainModel, rows: Slice) -> Floats:
     """Return the slope of measured gains by predicted disagreement, through the origin, at least 0: [D]."""
-    products = squares = np.zeros(len(model.depths))
-    for rows in slices:
-        disagreement = model.disagreement(rows.signals)
-        products = products + (disagreement * _gains(rows)).sum(axis=0)
-        squares = squares + (disagreement**2).sum(axis=0)
-    return np.maximum(products / np.maximum(squares, _SQUARES_MIN), 0.0)
+    disagreement = model.disagreement(rows.signals)
+    products, squares = (disagreement * _gains(rows)).sum(axis=0), (disagreement**2).sum(axis=0)
+    found: Floats = np.maximum(products / np.maximum(squares, _SQUARES_MIN), 0.0)
+    return found
 
 
 def _surfaces(model: GainModel, rows: Slice) -> Floats:

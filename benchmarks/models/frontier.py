@@ -1,8 +1,8 @@
 """Benchmark ``frontier``: what routing requests to tiers gives on the T1 test rows, with three seeds.
 
-Each seed trains the quick model. Its gain model is fitted on the validation rows, and on the later training rows as
-they were scored before learning from them; then the test rows are routed at every price. Logits are kept in
-``var/frontier``: a later run of the same configuration trains nothing; one that was ended goes on with the next seed.
+Each seed trains the quick model. Its gain model is fitted on the validation rows; then the test rows are routed at
+every price. Logits are kept in ``var/frontier``: a later run of the same configuration trains nothing, and one that was
+ended goes on with the next seed.
 
 * ``flops_saved_at_equal_ne``: share of the full tier's FLOPs that the cheapest mix saves whose NE is no worse;
 * ``flops_saved_mean_curve``: the same of the mean curve of all seeds, in which chance crossings of one seed count less;
@@ -32,9 +32,9 @@ from training.config import TrainConfig, load_train_config
 from training.data import Dataset, load_dataset
 from training.evaluate import Predictions, fit_calibration, predict
 from training.frontier import Frontier, draw_frontier, frontier_chart
-from training.loop import train_scored
+from training.loop import train
 from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
-from training.routing import Floats, Slice, choose, cost_shares, earlier_slice, fit_gain_model, slice_of
+from training.routing import Floats, Slice, choose, cost_shares, fit_gain_model, slice_of
 
 TRAIN_CONFIG = Path("configs/train/quick.yaml")
 NUM_SEEDS = 3
@@ -76,15 +76,14 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
 
 
 def scores(config: TrainConfig, dataset: Dataset, folder: Path) -> dict[str, Predictions]:
-    """Return what every depth says of the training rows as they came, the validation and the test rows.
+    """Return what every depth says of the validation and the test rows.
 
     Read from the folder where an earlier run has left them, else trained and left there.
     """
     path = folder / f"{config.digest()}.npz"
     if not path.exists():
-        model, scored = train_scored(config, dataset)
+        model = train(config, dataset)
         parts = {
-            "train": scored,
             "valid": predict(model, dataset, dataset.split.valid, "strict"),
             "test": predict(model, dataset, dataset.split.test, "strict"),
         }
@@ -93,7 +92,7 @@ def scores(config: TrainConfig, dataset: Dataset, folder: Path) -> dict[str, Pre
         np.savez(staged, **{f"{name}.{depth}": x for name, part in parts.items() for depth, x in part.items()})
         staged.rename(path)
     with np.load(path) as stored:
-        found: dict[str, Predictions] = {"train": {}, "valid": {}, "test": {}}
+        found: dict[str, Predictions] = {"valid": {}, "test": {}}
         for key in stored.files:
             name, _, depth = key.partition(".")
             found[name][int(depth)] = stored[key]
@@ -104,11 +103,9 @@ def _seed(config: TrainConfig, dataset: Dataset, folder: Path) -> Seed:
     said, split, length = scores(config, dataset, folder), dataset.split, config.model.history_length
     calibration = fit_calibration(said["valid"], split.valid)
     costs = cost_shares(config.model)
-    trained = split.train.select(slice(len(split.train) - len(said["train"][0]), len(split.train)))
-    earlier = earlier_slice(dataset, trained, length, said["train"])
     valid = slice_of(dataset, split.valid, length, said["valid"], calibration)
     test = slice_of(dataset, split.test, length, said["test"], calibration)
-    model = fit_gain_model(valid, costs, earlier)
+    model = fit_gain_model(valid, costs)
     return Seed(draw_frontier(config.model, model, test), model, test, costs)
 
 

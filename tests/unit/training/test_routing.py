@@ -74,14 +74,6 @@ def test_divergence_is_the_expected_gain_of_a_depth_that_is_right() -> None:
     assert (rows.divergences()[:, 0] == 0).all()
 
 
-def test_earlier_rows_say_how_much_of_the_disagreement_is_worth_something() -> None:
-    few, many = planted_slice(600, 5), planted_slice(30_000, 6)
-    best = fit_gain_model(many, COSTS).worth
-    alone, helped = fit_gain_model(few, COSTS).worth, fit_gain_model(few, COSTS, many).worth
-    assert abs(helped[2] - best[2]) < abs(alone[2] - best[2])
-    assert helped[0] == 0
-
-
 def test_what_a_surface_gains_beyond_the_others_is_believed_with_its_rows() -> None:
     rows = planted_slice(40_000, 8)
     helped = rows.signals[:, 0] > 1

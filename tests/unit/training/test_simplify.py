@@ -32,7 +32,7 @@ def model() -> TrainedModel:
 
 
 def test_a_dead_unit_goes_and_predictions_stay(model: TrainedModel) -> None:
-    smaller, removals = simplify_model(model, tiny_dataset(), 0.0, num_rows=2_000)
+    smaller, removals = simplify_model(model, tiny_dataset(), 0.0, num_rows=10_000)
     assert {"exit 2 heads"} <= {row.place for row in removals if row.before > row.after}
     rows = tiny_dataset().split.test.select(slice(0, 500))
     expected, found = (predict(each, tiny_dataset(), rows, "strict") for each in (model, smaller))

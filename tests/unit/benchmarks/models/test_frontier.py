@@ -17,7 +17,7 @@ _CONFIG = TrainConfig(name="tiny", dataset="synthetic", threads=1, batch_rows=25
 
 def test_a_second_run_trains_nothing_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = frontier._seed(_CONFIG, tiny_dataset(), tmp_path)
-    monkeypatch.setattr(frontier, "train_scored", None)
+    monkeypatch.setattr(frontier, "train", None)
     second = frontier._seed(_CONFIG, tiny_dataset(), tmp_path)
     assert first.frontier == second.frontier
     other = _CONFIG.model_copy(update={"seed": 1})
