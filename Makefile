@@ -123,8 +123,8 @@ gpu-check: ## Every Triton kernel on this machine's GPU: right, and how fast (OU
 	  --out $(or $(OUT),var/gpu-check.jsonl)
 
 .PHONY: sim
-sim: setup-dev ## The request flow in simulated worlds: make sim SEED=0 N=1000
-	$(PYTEST) tests/simulation -q --sim-seed $(or $(SEED),0) --sim-count $(or $(N),1000) $(PYTEST_ARGS)
+sim: setup ## A mesh in simulated worlds with faults: make sim SEED=0 N=1000
+	@$(BIN)/python -m cluster.simulation --seed $(or $(SEED),0) --count $(or $(N),1000)
 
 .PHONY: integration
 integration: setup-dev ## A real cluster, asked over HTTP
@@ -133,6 +133,17 @@ integration: setup-dev ## A real cluster, asked over HTTP
 .PHONY: chaos
 chaos: setup-dev ## A real cluster whose parts are killed
 	@scripts/lane.sh chaos tests/chaos --timeout=600 $(PYTEST_ARGS)
+
+.PHONY: fuzz
+fuzz: setup-dev ## Hostile bytes into every parser, and the API against its own document: make fuzz N=10000
+	$(PYTEST) -m "slow or not slow" tests/fuzz tests/unit/services/ingress/test_fuzz.py -q --timeout=3600 --fuzz-examples $(or $(N),10000) $(PYTEST_ARGS)
+
+# Asks the advisory database of PyPI about every pinned version: needs the network, so it is not part of `make ci`.
+.PHONY: audit
+audit: setup-dev ## Known holes in the pinned dependencies (needs the network)
+	$(PYTHON) -m venv var/audit
+	var/audit/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) pip-audit==2.9.0
+	var/audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off -r $(CONSTRAINTS)
 
 .PHONY: test
 test: unit integration ## Everything that proves the product: unit, repo, kernels in the interpreter, integration

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
 from shared.deadline import Deadline
@@ -60,14 +60,17 @@ class Worker:
         station: Deployment name, for messages and the thread's name.
         queue_max: Pieces that may wait or run at once.
         retry_after_s: What an overloaded caller is told to wait, seconds.
+        executor: Runs the work, in order; None: a thread of its own.
     """
 
-    def __init__(self, station: str, queue_max: int, retry_after_s: float = 1.0) -> None:
+    def __init__(
+        self, station: str, queue_max: int, retry_after_s: float = 1.0, executor: Executor | None = None
+    ) -> None:
         self._station = station
         self._queue_max = queue_max
         self._retry_after_s = retry_after_s
         self._num_held = 0
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=station)
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix=station)
 
     @property
     def num_held(self) -> int:

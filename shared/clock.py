@@ -50,6 +50,34 @@ class SystemClock:
         time.sleep(max(duration_s, 0.0))
 
 
+class LoopClock:
+    """The time of an event loop, which need not be the machine's; the wall clock of each may be wrong by its own skew.
+
+    Args:
+        loop: The loop.
+        epoch_s: Wall clock at the loop's time 0, seconds since the epoch.
+        skew_s: How far this wall clock is ahead of the true one, seconds.
+    """
+
+    __slots__ = ("_epoch_s", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, epoch_s: float, skew_s: float = 0.0) -> None:
+        self._loop = loop
+        self._epoch_s = epoch_s + skew_s
+
+    def now_s(self) -> float:
+        """Return the wall clock, seconds since the epoch."""
+        return self._epoch_s + self._loop.time()
+
+    def monotonic_s(self) -> float:
+        """Return the loop's seconds."""
+        return self._loop.time()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task."""
+        await asyncio.sleep(max(duration_s, 0.0))
+
+
 class ManualClock:
     """A clock that moves only when told to.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Any, Self
 
 from models.golden import Golden
@@ -46,6 +47,7 @@ class SequenceService:
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
+        executor: Runs the network; None: a thread of its own.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class SequenceService:
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
@@ -63,7 +66,7 @@ class SequenceService:
         self._log = BufferedUserLog(log, config.buffer, clock)
         self._clock = clock
         self._replica = replica
-        self._worker = Worker(STATION, config.queue_max)
+        self._worker = Worker(STATION, config.queue_max, executor=executor)
         self._histories = HistoryCache(config.cached_users_max)
         self._states = StateCache(config.cached_state_bytes)
 

@@ -1,0 +1,283 @@
+"""Replicas, and the calls between them: what a real mesh does to a call, by a seed and without a wire.
+
+A call takes its arguments from the calls that they stand for, travels, waits for a replica, runs there, and its answer
+travels back. On the way it may be slow, its replica may die (the caller is told) or fall silent (nobody is told), its
+answer or its cancellation may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from cluster.simulation.loop import SimulatedLoop
+from shared.errors import OverloadedError, RankMeshError, StageUnavailableError
+from shared.handle import LocalCall
+
+TOLD_S = 0.020
+"""Between a process's death and the caller's learning of it."""
+
+QUEUE_PERIOD_S = 0.005
+"""How often a call that waits looks for a replica with room."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireConfig:
+    """How calls travel.
+
+    Args:
+        delay_s_max: Longest way of a message in quiet times.
+        lost_share: Share of the answers that are lost.
+        lost_cancel_share: Share of the cancellations that are lost.
+        ongoing_max: Calls that a replica works on.
+        queued_max: Calls that wait for a replica in one caller.
+    """
+
+    delay_s_max: float = 0.002
+    lost_share: float = 0.0
+    lost_cancel_share: float = 0.0
+    ongoing_max: int = 16
+    queued_max: int = 32
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One call that was made.
+
+    Args:
+        station: Of whom.
+        method: What.
+        asker: Task that made it: the request, or work after one.
+        started_s: When it was made.
+        began_s: When a replica began it.
+        ended_s: When that replica ended it.
+        is_excused: Its cancellation was lost, or its replica was silent: nobody could end it in time.
+    """
+
+    station: str
+    method: str
+    asker: str
+    started_s: float
+    began_s: float | None = None
+    ended_s: float | None = None
+    is_excused: bool = False
+
+
+class Replica:
+    """One process of a station.
+
+    Args:
+        name: Unique in the life of the mesh.
+        service: What answers.
+    """
+
+    def __init__(self, name: str, service: Any) -> None:
+        self.name = name
+        self.service = service
+        self.is_alive = True
+        self.slow_s = 0.0
+        self.is_failing = False
+        self.running: dict[asyncio.Task[Any], None] = {}  # in order: a set of tasks is ordered by their addresses
+        self._mail: list[Callable[[], None]] | None = None
+
+    def kill(self) -> None:
+        """End it; calls in flight end with it."""
+        self.is_alive = False
+        for task in list(self.running):
+            task.cancel()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it does nothing with what arrives."""
+        return self._mail is not None
+
+    def fall_silent(self) -> None:
+        """Stop, as by a signal: what arrives waits."""
+        self._mail = []
+
+    def wake(self) -> None:
+        """Go on with what has arrived meanwhile, in its order."""
+        mail, self._mail = self._mail or [], None
+        for deliver in mail:
+            deliver()
+
+    def receive(self, deliver: Callable[[], None]) -> None:
+        """Do something now, or when it wakes."""
+        if self._mail is None:
+            deliver()
+        else:
+            self._mail.append(deliver)
+
+
+@dataclass(slots=True)
+class Station:
+    """A deployment.
+
+    Args:
+        name: As in handles.
+        build: Makes the service of a replica that starts.
+        replicas: The live ones and those that are not yet known to be dead.
+        num_started: Replicas that ever were.
+    """
+
+    name: str
+    build: Callable[[str], Any]
+    replicas: list[Replica] = field(default_factory=list)
+    num_started: int = 0
+
+    def start(self) -> Replica:
+        """Start one more replica."""
+        name = f"{self.name}-{self.num_started}"
+        self.num_started += 1
+        replica = Replica(name, self.build(name))
+        self.replicas.append(replica)
+        return replica
+
+
+class Network:
+    """All that travels in one world.
+
+    Args:
+        loop: Time.
+        rng: Draws delays, losses and choices of replicas.
+        config: How calls travel.
+    """
+
+    def __init__(self, loop: SimulatedLoop, rng: random.Random, config: WireConfig) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.config = config
+        self.calls: list[CallRecord] = []
+        self.queued_most = 0
+
+    async def travel(self) -> None:
+        """Wait for as long as one message takes."""
+        await self.wait_s(self.rng.random() * self.config.delay_s_max)
+
+    async def wait_s(self, duration_s: float) -> None:
+        """Wait."""
+        future = self.loop.create_future()
+        timer = self.loop.call_later(duration_s, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    async def lose(self) -> NoReturn:
+        """Wait for what never comes."""
+        await self.loop.create_future()
+        raise AssertionError("it has come")
+
+
+class SimulatedHandle:
+    """Calls a station of the simulated mesh.
+
+    Args:
+        station: The station.
+        network: The way there.
+    """
+
+    def __init__(self, station: Station, network: Network) -> None:
+        self._station = station
+        self._network = network
+        self._num_queued = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the deployment."""
+        return self._station.name
+
+    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> LocalCall:
+        """Start a method on one live replica; see ``shared.handle.Handle``."""
+        task = asyncio.current_task(self._network.loop)
+        record = CallRecord(self.name, method, "" if task is None else task.get_name(), self._network.loop.time())
+        self._network.calls.append(record)
+        return LocalCall(self._network.loop.create_task(self._run(record, args)))
+
+    async def _run(self, record: CallRecord, args: tuple[object, ...]) -> object:
+        network = self._network
+        values = [await arg if isinstance(arg, LocalCall) else arg for arg in args]
+        await network.travel()
+        replica = await self._find_replica()
+        work = network.loop.create_task(self._serve(record, replica, values))
+        replica.running[work] = None
+        work.add_done_callback(lambda done: replica.running.pop(done, None))
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            self._send_cancel(record, replica, work)
+            raise
+        if work.cancelled():
+            if not replica.is_alive:
+                await network.wait_s(TOLD_S)
+            raise StageUnavailableError(f"{replica.name} died under the call", stage=self.name)
+        if network.rng.random() < network.config.lost_share:
+            await network.lose()
+        await network.travel()
+        return _result(work)
+
+    async def _find_replica(self) -> Replica:
+        """Return the less busy of two replicas that have room; wait in a bounded queue until there is one."""
+        network, config = self._network, self._network.config
+        if self._num_queued >= config.queued_max:
+            raise OverloadedError(
+                f"{self._num_queued} calls wait for {self.name}, limit {config.queued_max}",
+                stage=self.name, limit=config.queued_max, value=self._num_queued, retry_after_s=1.0,
+            )  # fmt: skip
+        self._num_queued += 1
+        network.queued_most = max(network.queued_most, self._num_queued)
+        try:
+            while True:
+                free = [each for each in self._station.replicas if len(each.running) < config.ongoing_max]
+                if free:
+                    chosen = network.rng.sample(free, min(2, len(free)))
+                    return min(chosen, key=lambda each: len(each.running))
+                await network.wait_s(QUEUE_PERIOD_S)
+        finally:
+            self._num_queued -= 1
+
+    def _send_cancel(self, record: CallRecord, replica: Replica, work: asyncio.Task[Any]) -> None:
+        network = self._network
+        if network.rng.random() < network.config.lost_cancel_share:
+            record.is_excused = True
+            return
+
+        def arrive() -> None:
+            record.is_excused = record.is_excused or replica.is_silent
+            replica.receive(work.cancel)
+
+        network.loop.call_later(network.rng.random() * network.config.delay_s_max, arrive)
+
+    async def _serve(self, record: CallRecord, replica: Replica, values: list[object]) -> object:
+        network = self._network
+        if not replica.is_alive:
+            await network.wait_s(TOLD_S)
+            raise StageUnavailableError(f"{replica.name} is gone", stage=self.name)
+        if replica.is_silent:
+            woken = network.loop.create_future()
+            replica.receive(lambda: _wake(woken))
+            await woken
+        if replica.slow_s:
+            await network.wait_s(replica.slow_s)
+        if replica.is_failing:
+            raise StageUnavailableError(f"{replica.name} fails", stage=self.name)
+        record.began_s = network.loop.time()
+        try:
+            return await getattr(replica.service, record.method)(*values)
+        finally:
+            record.ended_s = network.loop.time()
+
+
+def _result(work: asyncio.Task[Any]) -> object:
+    error = work.exception()
+    if error is None or isinstance(error, RankMeshError):
+        return work.result()
+    raise StageUnavailableError(f"{type(error).__name__}: {error}") from error
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

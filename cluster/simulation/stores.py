@@ -1,0 +1,170 @@
+"""The store of user log and embeddings in dictionaries, one round trip away, with outages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from cluster.simulation.network import Network
+from shared.errors import StoreUnavailableError
+from shared.hashing import EntityId
+from shared.schema.api import Event
+from shared.schema.user import UserHistory
+from shared.userlog import AppendResult, HistoryQuery, MemoryUserLog, UserLoad
+
+
+class SimulatedStore:
+    """The server, and the way to it.
+
+    Args:
+        network: Time and delays.
+
+    Attributes:
+        is_down: Every command fails.
+        is_silent: Every command waits for ever.
+        slow_s: What every command takes beside its way.
+        log: The events.
+        hashes: The embeddings.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.is_down = False
+        self.is_silent = False
+        self.slow_s = 0.0
+        self.log = MemoryUserLog()
+        self.hashes: dict[str, dict[bytes, bytes]] = {}
+
+    async def trip(self) -> None:
+        """Make one round trip.
+
+        Raises:
+            RedisConnectionError: the store is down.
+        """
+        await self._network.travel()
+        if self.is_silent:
+            await self._network.lose()
+        if self.slow_s:
+            await self._network.wait_s(self.slow_s)
+        if self.is_down:
+            raise RedisConnectionError("nothing listens")
+
+
+class SimulatedUserLog:
+    """A ``UserLog`` one round trip away.
+
+    Args:
+        store: Where it is.
+    """
+
+    def __init__(self, store: SimulatedStore) -> None:
+        self._store = store
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``UserLog``."""
+        return self._store.log.sources
+
+    async def append(self, events: Sequence[Event]) -> AppendResult:
+        """See ``UserLog``."""
+        await self.check()
+        return await self._store.log.append(events)
+
+    async def read(self, user: EntityId, before_s: int, limit: int) -> UserHistory:
+        """See ``UserLog``."""
+        await self.check()
+        return await self._store.log.read(user, before_s, limit)
+
+    async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
+        """See ``UserLog``."""
+        await self.check()
+        return await self._store.log.read_many(queries, limit)
+
+    async def load_many(self, loads: Iterable[UserLoad]) -> AppendResult:
+        """See ``UserLog``."""
+        await self.check()
+        return await self._store.log.load_many(loads)
+
+    async def delete(self, user: EntityId) -> bool:
+        """See ``UserLog``."""
+        await self.check()
+        return await self._store.log.delete(user)
+
+    async def check(self) -> None:
+        """See ``UserLog``."""
+        try:
+            await self._store.trip()
+        except RedisConnectionError as error:
+            raise StoreUnavailableError(f"user log: {error}", stage="sequence") from error
+
+
+class SimulatedHashes:
+    """What the speculative store uses of a Redis client.
+
+    Args:
+        store: Where it is.
+    """
+
+    def __init__(self, store: SimulatedStore) -> None:
+        self._store = store
+
+    async def hvals(self, name: str) -> list[bytes]:
+        """Return the values of a hash."""
+        await self._store.trip()
+        return list(self._store.hashes.get(name, {}).values())
+
+    async def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> int:
+        """Set fields of a hash."""
+        await self._store.trip()
+        return self.put(name, mapping)
+
+    async def hdel(self, name: str, *keys: bytes) -> int:
+        """Delete fields of a hash."""
+        await self._store.trip()
+        held = self._store.hashes.get(name, {})
+        return sum(held.pop(key, None) is not None for key in keys)
+
+    def pipeline(self, transaction: bool = True) -> _Pipeline:
+        """Return a pipeline: all of it in one round trip."""
+        return _Pipeline(self._store, self)
+
+    def put(self, name: str, mapping: Mapping[bytes, bytes]) -> int:
+        """Set fields at the server."""
+        held = self._store.hashes.setdefault(name, {})
+        num_new = len(mapping.keys() - held.keys())
+        held.update(mapping)
+        return num_new
+
+
+class _Pipeline:
+    def __init__(self, store: SimulatedStore, client: SimulatedHashes) -> None:
+        self._store = store
+        self._client = client
+        self._commands: list[tuple[str, str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.clear()
+
+    def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> None:
+        self._commands.append(("hset", name, mapping))
+
+    def expire(self, name: str, time: int) -> None:
+        self._commands.append(("expire", name, time))
+
+    def hlen(self, name: str) -> None:
+        self._commands.append(("hlen", name, None))
+
+    async def execute(self) -> list[int]:
+        await self._store.trip()
+        results = []
+        for command, name, mapping in self._commands:
+            if command == "hset":
+                results.append(self._client.put(name, mapping))
+            else:
+                results.append(1 if command == "expire" else len(self._store.hashes.get(name, {})))
+        return results

@@ -1,0 +1,180 @@
+"""What happens in one world, drawn from its seed: plain data, so that it can be printed and made smaller."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from cluster.simulation.network import WireConfig
+
+FaultKind: TypeAlias = Literal["kill", "silent", "slow", "failing", "store_down", "store_silent", "store_slow"]
+
+NUM_SHARDS = 2
+NUM_INGRESS = 2
+TIERS = ("full", "light")
+STATIONS = (
+    "preprocess",
+    "sequence",
+    *(f"embedding:{shard}" for shard in range(NUM_SHARDS)),
+    "speculative",
+    "foundation",
+    *(f"ranking:{tier}" for tier in TIERS),
+)
+USERS = 6
+KEYS = 24
+END_S = 2.0
+"""Requests arrive and faults begin before this time; half a second later all faults are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One rank request.
+
+    Args:
+        at_s: When it is sent.
+        ingress: Which ingress replica gets it.
+        user: Who asks.
+        candidates: Distinct.
+        deadline_ms: Budget.
+        patience_s: After which its client goes away; None: it stays.
+    """
+
+    at_s: float
+    ingress: int
+    user: int
+    candidates: tuple[int, ...]
+    deadline_ms: int
+    patience_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One event that is appended.
+
+    Args:
+        at_s: When.
+        ingress: Which ingress replica gets it.
+        user: Whose: not one of those who rank, so that their histories are known.
+        event: Its id.
+    """
+
+    at_s: float
+    ingress: int
+    user: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong for a while.
+
+    Args:
+        at_s: When.
+        kind: What; ``failing``: every replica of the station answers every call with an error.
+        station: Whose replica; "" for the store.
+        replica: Which of its replicas.
+        duration_s: How long; of a killed replica, until its successor is there.
+        slow_s: How much longer every call takes.
+    """
+
+    at_s: float
+    kind: FaultKind
+    station: str = ""
+    replica: int = 0
+    duration_s: float = 0.3
+    slow_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that happens.
+
+    Args:
+        seed: Draws what is not written here: delays, losses, choices of replicas.
+        wire: How calls travel.
+        num_replicas: Replicas of every station.
+        work_s: Longest time of one network pass.
+        asks: Requests.
+        appends: Events.
+        faults: What goes wrong.
+        rollout_at_s: When another weights version is rolled out; None: it is not.
+    """
+
+    seed: int
+    wire: WireConfig
+    num_replicas: int
+    work_s: float
+    asks: tuple[Ask, ...]
+    appends: tuple[Append, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    rollout_at_s: float | None = None
+
+    def smaller(self) -> list[World]:
+        """Return the worlds with one thing less, the largest cuts first."""
+        worlds = [replace(self, faults=()), replace(self, rollout_at_s=None), replace(self, appends=())]
+        worlds.append(replace(self, wire=replace(self.wire, lost_share=0.0, lost_cancel_share=0.0)))
+        for name in ("asks", "faults", "appends"):
+            items: tuple[object, ...] = getattr(self, name)
+            half = len(items) // 2
+            cuts = [items[:half], items[half:], *(items[:i] + items[i + 1 :] for i in range(len(items)))]
+            worlds += [replace(self, **{name: cut}) for cut in cuts]  # type: ignore[arg-type]  # one of three
+        return [world for world in worlds if world != self and world.asks]
+
+
+def draw_world(seed: int) -> World:
+    """Draw a world; some kinds of trouble are off in each, so that the others meet."""
+    rng = random.Random(seed)
+    is_lossy, has_burst = rng.random() < 0.3, rng.random() < 0.35
+    wire = WireConfig(
+        delay_s_max=rng.choice([0.0005, 0.002, 0.01]),
+        lost_share=0.02 if is_lossy else 0.0,
+        lost_cancel_share=0.1 if is_lossy else 0.0,
+        ongoing_max=rng.choice([4, 16]),
+        queued_max=rng.choice([4, 32]),
+    )
+    kinds: list[FaultKind] = ["kill", "silent", "slow", "failing", "store_down", "store_silent", "store_slow"]
+    allowed = [kind for kind in kinds if rng.random() < 0.5]
+    num_faults = rng.randint(0, 5) if allowed else 0
+    return World(
+        seed=seed,
+        wire=wire,
+        num_replicas=rng.choice([1, 2, 2, 3]),
+        work_s=rng.choice([0.002, 0.01, 0.03]),
+        asks=tuple(sorted(_draw_asks(rng, has_burst), key=lambda ask: ask.at_s)),
+        appends=tuple(
+            Append(rng.uniform(0, END_S), rng.randrange(NUM_INGRESS), 1_000 + rng.randrange(3), number)
+            for number in range(rng.choice([0, 0, 3]))
+        ),
+        faults=tuple(_draw_fault(rng, rng.choice(allowed)) for _ in range(num_faults)),
+        rollout_at_s=rng.uniform(0.1, 1.2) if rng.random() < 0.5 else None,
+    )
+
+
+def _draw_asks(rng: random.Random, has_burst: bool) -> list[Ask]:
+    def draw(at_s: float) -> Ask:
+        return Ask(
+            at_s=at_s,
+            ingress=rng.randrange(NUM_INGRESS),
+            user=rng.randrange(USERS),
+            candidates=tuple(rng.sample(range(KEYS), rng.randint(1, 6))),
+            deadline_ms=rng.choice([50, 120, 400, 1_000]),
+            patience_s=rng.uniform(0, 0.1) if rng.random() < 0.1 else None,
+        )
+
+    asks = [draw(rng.uniform(0, END_S)) for _ in range(rng.randint(3, 12))]
+    if has_burst:
+        at_s = rng.uniform(0, END_S)
+        asks += [draw(at_s + rng.uniform(0, 0.005)) for _ in range(rng.choice([8, 20]))]
+    return asks
+
+
+def _draw_fault(rng: random.Random, kind: FaultKind) -> Fault:
+    return Fault(
+        at_s=rng.uniform(0, END_S),
+        kind=kind,
+        station="" if kind.startswith("store") else rng.choice(STATIONS),
+        replica=rng.randrange(3),
+        duration_s=rng.choice([0.05, 0.3, 1.0]),
+        slow_s=rng.choice([0.01, 0.08, 0.4]),
+    )
