@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,8 @@ def scores(config: TrainConfig, dataset: Dataset, folder: Path) -> dict[str, Pre
         }
         folder.mkdir(parents=True, exist_ok=True)
         staged = path.with_suffix(".tmp.npz")
-        np.savez(staged, **{f"{name}.{depth}": x for name, part in parts.items() for depth, x in part.items()})
+        arrays: dict[str, Any] = {f"{name}.{depth}": x for name, part in parts.items() for depth, x in part.items()}
+        np.savez(staged, **arrays)
         staged.rename(path)
     with np.load(path) as stored:
         found: dict[str, Predictions] = {"valid": {}, "test": {}}

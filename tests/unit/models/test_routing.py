@@ -74,7 +74,7 @@ def test_a_price_leads_to_a_share_of_the_cost(share: float, price: float) -> Non
 
 def _signals(as_of_s: int, num_events: int = 3) -> npt.NDArray[np.float32]:
     times = np.array([[1_000, 2_000, 5_000]])[:, :num_events]
-    return request_inputs(
+    found: npt.NDArray[np.float32] = request_inputs(
         np.zeros((1, 0), np.int64),
         np.ones((1, num_events), np.int64),
         np.full((1, num_events), 4.0, np.float32),
@@ -85,6 +85,7 @@ def _signals(as_of_s: int, num_events: int = 3) -> npt.NDArray[np.float32]:
         3,
         1,
     ).dense[0]
+    return found
 
 
 def test_signals_age_as_if_they_were_read_later() -> None:
