@@ -17,6 +17,7 @@ from services.ingress.job import Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.serving import Serving
 from shared.clock import Clock
+from shared.hashing import EntityId
 from shared.schema.ranking import RankedList
 from shared.schema.speculative import HitLevel
 
@@ -36,7 +37,7 @@ class Precompute:
         self._config = config
         self._clock = clock
         self._serving = serving
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], tuple[str, EntityId]] = {}
         self.num_started = 0
         self.num_stored = 0
         self.num_dropped = 0
@@ -61,15 +62,16 @@ class Precompute:
         positions = ranked.order[wanted][: self._config.candidates_max].astype(np.int32)
         if len(positions) == 0:
             return False
-        if len(self._running) >= self._config.in_flight_max:
+        version, user = flow.job.version, flow.job.user
+        # One a user at a time: many requests for what is not there yet must not compute it many times.
+        if len(self._running) >= self._config.in_flight_max or (version, user) in self._running.values():
             self.num_dropped += 1
             return False
         self.num_started += 1
-        version = flow.job.version
         self._serving.begin(version)
         task = asyncio.get_running_loop().create_task(self._run(flow, positions), name="precompute")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = (version, user)
+        task.add_done_callback(self._running.pop)
         task.add_done_callback(lambda _: self._serving.end(version))
         return True
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from services.ingress.config import IngressConfig, PrecomputeConfig
+from services.ingress.config import AdmissionConfig, IngressConfig, PrecomputeConfig
 from shared.errors import StageUnavailableError
 from shared.schema.api import RankRequest
 from tests.helpers.fake_stations import FakeMesh, FakeSpeculative
@@ -113,3 +114,16 @@ async def test_closing_the_ingress_ends_it(mesh: FakeMesh) -> None:
 
     assert mesh.ingress.precompute.in_flight == 0
     assert mesh.in_flight() == 0
+
+
+async def test_200_requests_for_one_missing_pair_compute_it_once_and_are_all_answered() -> None:
+    mesh = FakeMesh(IngressConfig(in_flight_max=300, admission=AdmissionConfig(in_flight_start=300)))
+    mesh.services["foundation"].always("precompute", HANG)
+    answers = await asyncio.gather(*(rank(mesh, candidates=[1]) for _ in range(200)))
+    await mesh.manual.advance(0.01)
+
+    assert all(answer["degraded"] == [] for answer in answers)
+    assert {answer["candidates"][0]["speculative"] for answer in answers} == {"none"}
+    assert mesh.services["foundation"].started["precompute"] == 1
+    assert mesh.ingress.counters()["precompute_dropped"] == 199
+    mesh.ingress.precompute.close()
