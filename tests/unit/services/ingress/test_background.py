@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
 
 from services.ingress.config import AdmissionConfig, IngressConfig, PrecomputeConfig
 from shared.errors import StageUnavailableError
+from shared.log import JsonLogger
 from shared.schema.api import RankRequest
 from tests.helpers.fake_stations import FakeMesh, FakeSpeculative
 from tests.helpers.faulty import HANG, Fault
 
 CONFIG = IngressConfig(precompute=PrecomputeConfig(in_flight_max=2, candidates_max=3, timeout_ms=100))
+QUIET = JsonLogger(stream=io.StringIO())
 GONE = Fault(error=StageUnavailableError("gone"))
 
 
@@ -117,9 +120,9 @@ async def test_closing_the_ingress_ends_it(mesh: FakeMesh) -> None:
 
 
 async def test_200_requests_for_one_missing_pair_compute_it_once_and_are_all_answered() -> None:
-    mesh = FakeMesh(IngressConfig(in_flight_max=300, admission=AdmissionConfig(in_flight_start=300)))
+    mesh = FakeMesh(IngressConfig(in_flight_max=300, admission=AdmissionConfig(in_flight_start=300)), logger=QUIET)
     mesh.services["foundation"].always("precompute", HANG)
-    answers = await asyncio.gather(*(rank(mesh, candidates=[1]) for _ in range(200)))
+    answers = await asyncio.gather(*(rank(mesh, candidates=[1], tier="full") for _ in range(200)))
     await mesh.manual.advance(0.01)
 
     assert all(answer["degraded"] == [] for answer in answers)
