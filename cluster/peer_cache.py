@@ -8,7 +8,7 @@ peers without asking anybody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,8 +133,8 @@ async def load_on_node(
 
 def live_nodes() -> list[str]:
     """Return Ray's ids of the nodes of this cluster that are alive."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not annotate it
-    return [node["NodeID"] for node in nodes if node["Alive"]]
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes  # Ray does not annotate it
+    return [node["NodeID"] for node in nodes() if node["Alive"]]
 
 
 def open_on_node(store: WeightStore, version: str, mesh: str, folder: Path, config: PeerCacheConfig) -> WeightReader:

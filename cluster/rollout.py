@@ -165,13 +165,13 @@ class Rollouts:
     async def run(self) -> None:
         """Do rounds until cancelled; a round that fails is logged, and the next one tries again."""
         while True:
-            try:
-                await self.round()
-            except RankMeshError as error:
-                self._logger.warning("round_failed", error=error)
-                self._note_updates(reason=error.message)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises: the mesh serves on as it is
-                self._logger.error("round_failed", error=error)
+            # Whatever Ray or a store raises: the mesh serves on as it is.
+            (failure,) = await asyncio.gather(self.round(), return_exceptions=True)
+            if isinstance(failure, RankMeshError):
+                self._logger.warning("round_failed", error=failure)
+                self._note_updates(reason=failure.message)
+            elif failure is not None:
+                self._logger.error("round_failed", error=failure)
             await self._clock.sleep_s(self._config.period_s)
 
     async def round(self) -> None:

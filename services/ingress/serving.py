@@ -133,13 +133,14 @@ class Serving:
         for base in dict.fromkeys(parse_stamp(stamp)[0] for stamp in stamps):
             if base in self._models:
                 continue
-            try:
-                self._models[base] = await asyncio.to_thread(self._checked, base)
+            # A foreign version may break in any way; the one that serves goes on.
+            (model,) = await asyncio.gather(asyncio.to_thread(self._checked, base), return_exceptions=True)
+            if isinstance(model, FrontModel):
+                self._models[base] = model
                 self._refused.pop(base, None)
-            except RankMeshError as error:
-                self._refused[base] = error.message
-            except Exception as error:  # noqa: BLE001 - a foreign version may break in any way; this one serves on
-                self._refused[base] = f"{type(error).__name__}: {error}"
+            else:
+                told = model.message if isinstance(model, RankMeshError) else f"{type(model).__name__}: {model}"
+                self._refused[base] = told
         bases = {parse_stamp(stamp)[0] for stamp in (*stamps, *self._in_flight, *self._asked())}
         self._models = {base: model for base, model in self._models.items() if base in bases}
         self._refused = {base: reason for base, reason in self._refused.items() if base in bases}

@@ -235,28 +235,33 @@ class HeldVersions(Generic[PartT]):
     async def _take_up(self, base: str, sequences: Sequence[int], before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
-        loop = asyncio.get_running_loop()
-        stamp = base
-        try:
-            if base not in self._series:
-                self._series[base] = await self._opened(base)
-            series = self._series[base]
-            for sequence in sequences:
-                stamp = version_stamp(base, sequence)
-                if stamp not in series.stamps():
-                    await loop.run_in_executor(self._thread, series.advance, sequence)
-                self._refused.pop(stamp, None)
-        except RankMeshError as error:
-            self._refuse(stamp, error.message)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign version breaks in, this replica goes on serving
-            self._refuse(stamp, f"{type(error).__name__}: {error}")
+        stamp = version_stamp(base, sequences[0])
+        # Whatever a foreign version breaks in, this replica goes on serving: every failure is a refusal.
+        (failure,) = await asyncio.gather(self._opened(base), return_exceptions=True)
+        for sequence in sequences:
+            if isinstance(failure, BaseException):
+                break
+            stamp = version_stamp(base, sequence)
+            (failure,) = await asyncio.gather(self._advanced(base, sequence, stamp), return_exceptions=True)
+        if isinstance(failure, RankMeshError):
+            self._refuse(stamp, failure.message)
+        elif isinstance(failure, BaseException):
+            self._refuse(stamp, f"{type(failure).__name__}: {failure}")
 
-    async def _opened(self, base: str) -> Series[PartT]:
+    async def _advanced(self, base: str, sequence: int, stamp: str) -> None:
+        series = self._series[base]
+        if stamp not in series.stamps():
+            await asyncio.get_running_loop().run_in_executor(self._thread, series.advance, sequence)
+        self._refused.pop(stamp, None)
+
+    async def _opened(self, base: str) -> None:
+        if base in self._series:
+            return
         if (number := len(self._series) + len(self._opening)) >= BASES_MAX:
             raise VersionMismatchError(f"{number} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base)
         self._opening.add(base)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._open, base)
+            self._series[base] = await asyncio.get_running_loop().run_in_executor(self._thread, self._open, base)
         finally:
             self._opening.discard(base)
 

@@ -15,6 +15,7 @@ from benchmarks.client import Answer, MeshClient
 from benchmarks.judge import Judge
 from benchmarks.load import open_loop
 from benchmarks.site import Site
+from benchmarks.verify import send_events
 from benchmarks.weights.drift import Drift, States
 from cluster.local import Mesh
 from cluster.rollout import RolloutRequest, UpdatesConfig
@@ -33,6 +34,7 @@ from training.publish import golden_request
 
 CLOCK = SystemClock()
 NUM_CANDIDATES = 40
+NUM_USERS = 24
 RATE_PER_S = 10
 PERIOD_S = 0.25
 
@@ -48,7 +50,13 @@ class Updated:
         self.golden = golden_request(world_dataset(), site.history_length)
         source = CaseSource(site.dataset, site.history_length, seed=11)
         kinds = HISTORY_KINDS
-        self.cases = [source.case(number, kinds[number % len(kinds)], NUM_CANDIDATES) for number in range(24)]
+        drawn = (source.case(number, kinds[number % len(kinds)], NUM_CANDIDATES) for number in range(4 * NUM_USERS))
+        self.cases = list({case.user: case for case in drawn}.values())[:NUM_USERS]
+        asyncio.run(self._send_events())
+
+    async def _send_events(self) -> None:
+        async with MeshClient(self.site.url, 30.0, 4, CLOCK) as client:
+            await send_events(client, self.site, self.cases)
 
     def status(self) -> StatusBody:
         body = httpx.get(f"{self.site.url}/v1/status", timeout=30.0, trust_env=False).raise_for_status().content
