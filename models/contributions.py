@@ -128,10 +128,14 @@ def _map(sums: dict[str, _Sums], name: str, _: nn.Module, inputs: tuple[Any, ...
 def _units(
     sums: dict[str, _Sums], name: str, module: PersonalFeedForward, inputs: tuple[Any, ...], output: Tensor
 ) -> None:
-    """Add up squares of the personal network's output, and of each hidden unit's part of it: [B, L, hidden]."""
+    """Add up squares of the personal network's output, and of the most that each hidden unit could be of it.
+
+    As if every unit were open: its weights are the request's own, so one that is closed on all calibration rows may
+    open for another user.
+    """
     keys, values = module.weights(inputs[1])
-    hidden = module.hidden(torch.bmm(inputs[0], keys.transpose(1, 2))).double()
-    part = hidden.square().sum(1) * values.double().square().sum(2)
+    scores = torch.bmm(inputs[0], keys.transpose(1, 2)).double()
+    part = scores.square().sum(1) * values.double().square().sum(2)
     _add(sums, name, "inputs", part.sum(0))
     _add(sums, name, "outputs", output.double().square().sum()[None])
 

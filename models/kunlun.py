@@ -62,11 +62,7 @@ class PersonalFeedForward(nn.Module):
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """Run the network: x [B, L, D], context [B, features, D] -> [B, L, D]."""
         keys, values = self.weights(context)
-        return torch.bmm(self.hidden(torch.bmm(x, keys.transpose(1, 2))), values)
-
-    def hidden(self, scores: Tensor) -> Tensor:
-        """Return the hidden units' values: [B, L, hidden]."""
-        return functional.relu(scores)
+        return torch.bmm(functional.relu(torch.bmm(x, keys.transpose(1, 2))), values)
 
 
 class Summary(nn.Module):
