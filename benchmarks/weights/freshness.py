@@ -104,7 +104,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     figures += [
         Measurement(f"bytes_{name}", held.bytes_per_sync, "B", num_samples=held.num_measured, params=params)
         for name, held in replay.copies.items()
-        if held.interval_s is not None
+        if held.num_measured
     ]
     _show(found, replay.copies, rate)
     if not options.quick:
