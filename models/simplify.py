@@ -3,7 +3,8 @@
 Units, and what a unit's contribution is compared with, as root mean squares over calibration rows:
 
 * a hidden unit of a factorization-machine block, of the encoder's feed-forward network or of an exit's heads: its part
-  of the next map's output, against that output (a ReLU that is never open contributes 0);
+  of the next map's output, against that output (a ReLU that is never open contributes 0; a unit of the feed-forward
+  network, whose weights are the request's own, counts as if it were open);
 * a mixture column of ``X^T Y``: its products' part of the hidden layers that read them, against those;
 * an output token's part from the factorization-machine block: against the sum that enters the norm;
 * a row of the linear compression: its weights' norm, against the layer's largest;
