@@ -6,6 +6,8 @@ alike; when that replica has no room or is gone the next one on the ring is aske
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.serve.config import RequestRouterConfig
 
 from cluster.handles import KeyOf
@@ -28,9 +30,11 @@ def router_of(station: str, num_replicas: int) -> RequestRouterConfig | None:
     """Return how calls of a station choose their replica; None: Serve's default, the less busy of two."""
     if station not in KEYS or num_replicas < 2:
         return None
-    return RequestRouterConfig(
-        request_router_class=_ROUTER, request_router_kwargs={"num_fallback_replicas": num_replicas}
-    )
+    options: dict[str, Any] = {
+        "request_router_class": _ROUTER,
+        "request_router_kwargs": {"num_fallback_replicas": num_replicas},
+    }
+    return RequestRouterConfig(**options)
 
 
 def keys_of(station: str, num_replicas: int) -> dict[str, KeyOf]:

@@ -42,7 +42,7 @@ def build(place: Place) -> Application:
 
 def _deployment(cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str]) -> Any:
     router = router_of(station, config.replicas)
-    routing = {} if router is None else {"request_router_config": router}
+    routing: dict[str, Any] = {} if router is None else {"request_router_config": router}
     return serve.deployment(
         cls,
         **routing,
