@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 ResultT = TypeVar("ResultT")
+ArgTs = TypeVarTuple("ArgTs")
 
 TURNS_MAX = 200_000
 """Turns of the loop in one world; usual are some thousands."""
@@ -62,9 +63,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.call_soon(self.stop)
             self.run_forever()
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*ArgTs], ResultT], *args: *ArgTs
+    ) -> asyncio.Future[ResultT]:
         """Run blocking work at once: its time is not what is simulated."""
-        future = self.create_future()
+        future: asyncio.Future[ResultT] = self.create_future()
         try:
             future.set_result(func(*args))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's

@@ -81,7 +81,7 @@ class Replica:
         self.slow_s = 0.0
         self.is_failing = False
         self.running: dict[asyncio.Task[Any], None] = {}  # in order: a set of tasks is ordered by their addresses
-        self._mail: list[Callable[[], None]] | None = None
+        self._mail: list[Callable[[], object]] | None = None
 
     def kill(self) -> None:
         """End it; calls in flight end with it."""
@@ -104,7 +104,7 @@ class Replica:
         for deliver in mail:
             deliver()
 
-    def receive(self, deliver: Callable[[], None]) -> None:
+    def receive(self, deliver: Callable[[], object]) -> None:
         """Do something now, or when it wakes."""
         if self._mail is None:
             deliver()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from cluster.simulation.network import WireConfig
 
 FaultKind: TypeAlias = Literal["kill", "silent", "slow", "failing", "store_down", "store_silent", "store_slow"]
+
+ItemT = TypeVar("ItemT")
 
 NUM_SHARDS = 2
 NUM_INGRESS = 2
@@ -114,12 +116,16 @@ class World:
         """Return the worlds with one thing less, the largest cuts first."""
         worlds = [replace(self, faults=()), replace(self, rollout_at_s=None), replace(self, appends=())]
         worlds.append(replace(self, wire=replace(self.wire, lost_share=0.0, lost_cancel_share=0.0)))
-        for name in ("asks", "faults", "appends"):
-            items: tuple[object, ...] = getattr(self, name)
-            half = len(items) // 2
-            cuts = [items[:half], items[half:], *(items[:i] + items[i + 1 :] for i in range(len(items)))]
-            worlds += [replace(self, **{name: cut}) for cut in cuts]  # type: ignore[arg-type]  # one of three
+        worlds += [replace(self, asks=asks) for asks in _cuts(self.asks)]
+        worlds += [replace(self, faults=faults) for faults in _cuts(self.faults)]
+        worlds += [replace(self, appends=appends) for appends in _cuts(self.appends)]
         return [world for world in worlds if world != self and world.asks]
+
+
+def _cuts(items: tuple[ItemT, ...]) -> list[tuple[ItemT, ...]]:
+    """Return the halves of a list, and the list without each of its items."""
+    half = len(items) // 2
+    return [items[:half], items[half:], *(items[:i] + items[i + 1 :] for i in range(len(items)))]
 
 
 def draw_world(seed: int) -> World:
