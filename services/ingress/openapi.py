@@ -46,21 +46,6 @@ _REFUSALS = {
 
 _ACCESS = ("401", "403")
 
-_RANK_HEADERS = [
-    {
-        "name": "X-Request-Timeout-Ms",
-        "in": "header",
-        "description": "how long the client waits; the smaller of this and deadline_ms is the budget, same bounds",
-        "schema": {"type": "integer"},
-    },
-    {
-        "name": "X-Tenant",
-        "in": "header",
-        "description": "who pays, as the network in front says; under load each tenant and surface has its share",
-        "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"},
-    },
-]
-
 _INTEGER_ID = {"type": "integer", "minimum": 0, "maximum": ID_MAX}
 _STRING_ID = {
     "type": "string",
@@ -89,6 +74,7 @@ def openapi_document(config: IngressConfig, *, asks_for_token: bool = False) -> 
     schemas |= {"IntegerId": _INTEGER_ID, "StringId": _STRING_ID, "Id": _ID}
     _apply_limits(schemas, config)
     document = _document(schemas)
+    document["paths"]["/v1/rank"]["post"]["parameters"] = _rank_headers(config)
     if asks_for_token:
         _add_access(document)
     return document
@@ -140,7 +126,6 @@ def _post(name: str, summary: str, body: type[BaseModel], answer: type[BaseModel
     return {
         "operationId": name,
         "summary": summary,
-        **({"parameters": _RANK_HEADERS} if body is RankRequest else {}),
         "requestBody": {"required": True, "content": content},
         "responses": {
             "200": {
@@ -211,6 +196,24 @@ def _refusal(status: str) -> Document:
 
 def _ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _rank_headers(config: IngressConfig) -> list[Document]:
+    limits = config.limits
+    return [
+        {
+            "name": "X-Request-Timeout-Ms",
+            "in": "header",
+            "description": "how long the client waits; the smaller of this and deadline_ms is the budget",
+            "schema": {"type": "integer", "minimum": limits.deadline_ms_min, "maximum": limits.deadline_ms_max},
+        },
+        {
+            "name": "X-Tenant",
+            "in": "header",
+            "description": "who pays, as the network in front says; under load each tenant and surface has its share",
+            "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{0,128}$"},
+        },
+    ]
 
 
 def _candidates_schema(candidates_max: int) -> Document:
