@@ -18,7 +18,8 @@ class RankingConfig(Config):
         micro_batch: Candidates that a full pass takes at a time; between two of them a request that nobody waits for
             ends. The scores are the same bits. Larger is faster where the network is small.
         batch_max: Requests that are ranked as one; 1: each alone. ``rankmesh bench batching`` says whether it pays:
-            on CPUs it does not (500 candidates take twice the time), on devices that a request does not fill it may.
+            on CPUs it does not where it would count (500 candidates take 1.7 times as long), on devices that one
+            request does not fill it may.
         batch_wait_ms: Longest wait for company, milliseconds; 0: what came while the replica was busy.
     """
 
