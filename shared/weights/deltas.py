@@ -176,7 +176,7 @@ class Delta:
             raise refuse(f"has CRC-32 {found:08x}, its envelope says {crc:08x}", expected=crc, found=found)
         try:
             return cls._parse(payload)
-        except (ValueError, KeyError, TypeError, DeltaError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, DeltaError) as error:
             raise refuse(f"cannot be read: {error}") from error
 
     @classmethod
