@@ -32,6 +32,8 @@ from tests.helpers.updated_mesh import publish_source
 from tests.helpers.world import world_dataset
 from training.publish import golden_request
 
+pytestmark = pytest.mark.timeout(240)  # the first of them starts a mesh
+
 CLOCK = SystemClock()
 NUM_CANDIDATES = 40
 NUM_USERS = 24
@@ -133,7 +135,7 @@ async def test_answers_under_updates_are_those_of_the_version_they_name(updated:
             await asyncio.to_thread(drift.append, delta)
             await CLOCK.sleep_s(0.15)
 
-    sent, _ = await asyncio.gather(updated.traffic(6.0), train())
+    sent, _ = await asyncio.gather(updated.traffic(5.0), train())
     assert updated.faults(sent) == []
     assert {answer.outcome for *_, answer in sent} == {"ok"}
     served = {answer.body.weights_version for *_, answer in sent if answer.body is not None}
@@ -144,7 +146,7 @@ async def test_answers_under_updates_are_those_of_the_version_they_name(updated:
 async def test_a_version_goes_out_behind_a_canary_and_back(updated: Updated) -> None:
     before = updated.status().version
     updated.publish("20270101-000000-00000002", seed=2)
-    traffic = asyncio.create_task(updated.traffic(9.0))
+    traffic = asyncio.create_task(updated.traffic(7.0))
     asked = updated.ask("rollout", "20270101-000000-00000002", share=0.5, watch_s=3)
     assert (await updated.until(asked, "canary", "refused")).phase == "canary"
     served = await updated.until(asked, "served", "rolled_back", "refused")
