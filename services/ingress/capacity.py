@@ -4,9 +4,10 @@ Work is counted in requests: one without candidates is 1, and candidates add to 
 time, in which at least one request was in flight, so that a quiet hour says nothing about capacity. By Little's law the
 work in flight over that rate is the time until it is served, whatever is the bottleneck behind.
 
-The rate is the largest of the last windows: a stall of a second, such as a station's death, does not make the mesh
-slower than it is, and a lasting loss is seen when the windows of better times are gone. Sooner, because answers miss
-their deadlines: each cut of ``share`` lets less of a budget be spent on waiting, each answer in time gives some back.
+The rate is a high one of the last windows, three quarters are below: a stall of a second, such as a station's death,
+does not make the mesh slower than it is, nor one lucky window faster, and a lasting loss is seen when the windows of
+better times are gone. Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be
+spent on waiting, each answer in time gives a little back.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections import deque
 from services.ingress.config import AdmissionConfig
 from shared.clock import Clock
 
-_CUT, _RAISE = 0.85, 0.01
+_CUT, _RAISE = 0.85, 0.003
 _CUT_PERIOD_S = 0.25
+_QUANTILE = 0.75
 _SHARE_MIN_RATIO = 0.25
 
 
@@ -42,7 +44,8 @@ class Capacity:
     @property
     def rate(self) -> float | None:
         """Work a second; None until a window is full, or when nothing was served in any."""
-        return max(self._rates, default=0.0) or None
+        ranked = sorted(self._rates)
+        return (ranked[int(_QUANTILE * (len(ranked) - 1))] or None) if ranked else None
 
     def work_of(self, num_candidates: int) -> float:
         """Return the work of a request."""

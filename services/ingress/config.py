@@ -104,7 +104,7 @@ class AdmissionConfig(Config):
         candidates_per_work: So many candidates cost as much again as a request without any. Measured on two cores:
             34, 39 and 56 ms for 20, 500 and 1,000 candidates.
         window_s: Busy time over which work is counted, seconds.
-        num_windows: Windows, of which the best is the capacity.
+        num_windows: Windows, of which the upper quartile is the capacity.
         budget_share: Share of its budget that a request may be expected to take; the rest is for what is not expected.
         contended_share: Share of what fits from which on each caller has its own share only.
         weights: Tenant or surface -> weight of its share; 1 for those not named.
