@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc import RpcError as GrpcError  # type: ignore[import-untyped]  # gRPC ships no types
+from grpc import RpcError as GrpcError
 from ray import exceptions as ray_errors
 from ray.serve import exceptions as serve_errors
 

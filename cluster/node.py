@@ -146,7 +146,7 @@ class Node:
 
         def in_order() -> None:
             try:
-                serve.shutdown()  # type: ignore[no-untyped-call]
+                serve.shutdown()
                 ray.shutdown()
             except Exception as error:  # noqa: BLE001 - a half-dead node raises anything; its processes are ended anyway
                 logger.warning("ray_stop_failed", error=error)

