@@ -147,9 +147,10 @@ def _run(network: Network, wanted: Pass, steps: Steps) -> Tensor:
         if begin:
             steps.checkpoint()
         own = slice(begin, begin + steps.micro_batch)
-        extra = (None if part is None else part[own] for part in (wanted.speculative, wanted.levels))
+        vectors, levels = (None if part is None else part[own] for part in (wanted.speculative, wanted.levels))
         pooled, layout = wanted.pooled[own], CandidateLayout.single(len(wanted.pooled[own]))
-        parts.append(network.full_pass(wanted.state, pooled, wanted.counters[own], *extra, layout, wanted.depth))
+        counters = wanted.counters[own]
+        parts.append(network.full_pass(wanted.state, pooled, counters, vectors, levels, layout, wanted.depth))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -164,8 +165,12 @@ def _run_as_one(network: Network, passes: Sequence[Pass], steps: Steps) -> list[
     if passes[0].depth == 0:
         logits = network.first_pass(state, pooled, counters, layout)
     else:
-        vectors = [each.speculative for each in passes if each.speculative is not None]
-        levels = [each.levels for each in passes if each.levels is not None]
-        extra = (torch.cat(parts) if parts else None for parts in (vectors, levels))
-        logits = network.full_pass(state, pooled, counters, *extra, layout, passes[0].depth)
+        vectors, levels = (
+            torch.cat(parts) if parts else None
+            for parts in (
+                [each.speculative for each in passes if each.speculative is not None],
+                [each.levels for each in passes if each.levels is not None],
+            )
+        )
+        logits = network.full_pass(state, pooled, counters, vectors, levels, layout, passes[0].depth)
     return list(logits.split(counts))

@@ -289,7 +289,7 @@ class OperatorCount(TorchDispatchMode):
     """Counts the operators that torch dispatches while it is entered; views are not counted."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(

@@ -17,7 +17,20 @@ from shared.schema.user import UserHistory
 from shared.userlog import RedisUserLog, StoreConfig, UserLogConfig, connect
 from tests.helpers.fake_redis import FakeRedis
 
-AWKWARD = [7, "7:", "{7}", "7}:{7", "ns:spec:ranker:v1:{7", "*", "é", "e\u0301", "\u202e7", "\uff17", "7\n", "../7"]
+AWKWARD: list[int | str] = [
+    7,
+    "7:",
+    "{7}",
+    "7}:{7",
+    "ns:spec:ranker:v1:{7",
+    "*",
+    "é",
+    "e\u0301",
+    "\u202e7",
+    "\uff17",
+    "7\n",
+    "../7",
+]
 """Ids that a careless key would mix up; the number and its own spelling are one user by rule."""
 
 

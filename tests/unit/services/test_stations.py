@@ -276,16 +276,19 @@ async def test_ranked_in_batches_each_request_gets_its_own_answer_or_error() -> 
         features, rows = await inputs(list(range(number + 1, number + 9)), request_id=f"r/{number}")
         bad = number == 3
         kept = [dataclasses.replace(part, rows={}) for part in rows] if bad else rows
-        requests.append((rank_task(request_id=f"r/{number}"), features, None, None, *kept))
+        requests.append((rank_task(request_id=f"r/{number}"), features, kept))
 
-    found = await asyncio.gather(*(batched.rank(*request) for request in requests), return_exceptions=True)
+    found = await asyncio.gather(
+        *(batched.rank(task, features, None, None, *rows) for task, features, rows in requests), return_exceptions=True
+    )
 
     for number, (answer, request) in enumerate(zip(found, requests, strict=True)):
         if number == 3:
             assert isinstance(answer, InvalidRequestError)
             continue
         assert isinstance(answer, RankedList)
-        expected = await alone.rank(*request)
+        task, features, kept = request
+        expected = await alone.rank(task, features, None, None, *kept)
         assert answer.stamp.request_id == f"r/{number}"
         assert answer.order.tolist() == expected.order.tolist()
         np.testing.assert_allclose(answer.scores, expected.scores, atol=1e-6)

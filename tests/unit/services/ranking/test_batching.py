@@ -124,7 +124,7 @@ async def test_one_waits_for_company_but_not_beyond_its_own_slack() -> None:
     assert not bench.run.batches
     company = bench.submit(2)
     await bench.clock.advance(0.021)
-    assert await asyncio.gather(patient, company) == [2, 4]
+    assert list(await asyncio.gather(patient, company)) == [2, 4]
     hurried = bench.submit(3, budget_ms=100.0)
     await bench.clock.advance(0.0101)
     assert await hurried == 6
@@ -134,5 +134,5 @@ async def test_one_waits_for_company_but_not_beyond_its_own_slack() -> None:
 
 async def test_a_full_batch_does_not_wait() -> None:
     bench = Bench(batch_max=2, wait_ms=1e6)
-    assert await asyncio.gather(bench.submit(1), bench.submit(2)) == [2, 4]
+    assert list(await asyncio.gather(bench.submit(1), bench.submit(2))) == [2, 4]
     bench.worker.close()
