@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar, TypeVarTuple
 
+from shared.errors import RankMeshError
+
 ResultT = TypeVar("ResultT")
 ArgTs = TypeVarTuple("ArgTs")
 
@@ -68,10 +70,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[ResultT]:
         """Run blocking work at once: its time is not what is simulated."""
         future: asyncio.Future[ResultT] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
-            future.set_exception(error)
+        future.set_result(func(*args))  # what it raises, it raises where its caller waits
         return future
 
     def _process_events(self, event_list: object) -> None:
@@ -117,7 +116,7 @@ class LoopExecutor(Executor):
                 continue
             try:
                 result, error = work(), None
-            except Exception as raised:  # noqa: BLE001 - it belongs to whoever waits for the future
+            except RankMeshError as raised:
                 result, error = None, raised
             self._is_busy = True
             self._loop.call_later(self._duration_s(), self._end, future, result, error)

@@ -96,7 +96,7 @@ class Replica:
 
     def fall_silent(self) -> None:
         """Stop, as by a signal: what arrives waits."""
-        self._mail = []
+        self._mail = self._mail or []
 
     def wake(self) -> None:
         """Go on with what has arrived meanwhile, in its order."""

@@ -24,6 +24,10 @@ def test_worlds_keep_every_rule(first: int) -> None:
     assert not broken
 
 
+def test_a_replica_that_falls_silent_twice_loses_nothing_that_arrived() -> None:
+    assert check(simulate(draw_world(411))) == []
+
+
 def digest(report: Report) -> list[object]:
     answers = [
         (each.ask, each.ended_s, each.body and each.body["candidates"], repr(each.error)) for each in report.outcomes
