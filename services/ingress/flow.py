@@ -16,6 +16,9 @@ from shared.clock import Clock
 from shared.errors import DeadlineExceededError, RankMeshError, StageUnavailableError, VersionMismatchError
 from shared.schema.ranking import RankedList, RankTask
 
+ATTEMPTS_MAX = 3
+"""Calls of one tier for one request; see ``Flow._rank_on``."""
+
 
 class Flow:
     """The calls of one request; ``close`` it whatever happens.
@@ -85,17 +88,22 @@ class Flow:
         raise self._failed[order[-1]]
 
     async def _rank_on(self, tier: str, end_s: float) -> RankedList | None:
-        """Ask one tier, a second time if that may help; None when it failed or is late."""
-        for is_second in (False, True):
+        """Ask one tier, a second time if that may help; None when it failed or is late.
+
+        A third time only when an input broke meanwhile that seemed well before the second: a replica that is dying can
+        fail a request twice, and its failure is not the tier's.
+        """
+        for attempt in range(ATTEMPTS_MAX):
             leg = self._start(tier)
             if (ranked := await self._first_answer(leg, end_s)) is not None:
                 return ranked
             self._failed[tier] = leg.error or self._late(tier)
-            if leg.error is None or is_second:
+            if leg.error is None or attempt == ATTEMPTS_MAX - 1:
                 return None
             repaired = await self.inputs.repair()
             self.gathered_s = self._clock.monotonic_s()
-            if not (repaired or leg.error.retryable) or is_past(end_s, self._clock):
+            may_help = repaired or (leg.error.retryable and attempt == 0)
+            if not may_help or is_past(end_s, self._clock):
                 return None
             self._retried.append(leg.name)
         return None

@@ -1,12 +1,25 @@
-"""What kernel tests share: memory whose every unwritten byte shows."""
+"""What kernel tests share: kernels made before a test changes the environment; memory whose unwritten bytes show."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+KERNELS = Path(__file__).resolve().parents[3] / "kernels"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_kernels() -> None:
+    """Import every Triton kernel: each is made then, interpreted or not as the environment of the session asks."""
+    if importlib.util.find_spec("triton") is not None:
+        for path in sorted(KERNELS.glob("*/triton_kernel.py")):
+            importlib.import_module(f"kernels.{path.parent.name}.triton_kernel")
 
 
 def _poison(tensor: Tensor) -> Tensor:

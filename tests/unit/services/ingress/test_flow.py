@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.ingress.config import AdmissionConfig, IngressConfig, StageBudgets, TierConfig
+from services.ingress.inputs import Inputs
 from services.ingress.service import IngressService
 from shared.errors import (
     DeadlineExceededError,
@@ -437,3 +438,28 @@ async def test_stages_of_a_repaired_request_still_add_up(mesh: FakeMesh) -> None
     critical = [stage for stage in answer.stages if stage.critical]
     assert sum(stage.duration_ms for stage in critical) == pytest.approx(answer.total_ms, abs=0.01)
     assert min(stage.duration_ms for stage in critical) >= 0
+
+
+async def test_an_input_that_breaks_while_a_tier_ranks_twice_is_not_the_tiers_failure(mesh: FakeMesh) -> None:
+    """A dying replica can seem well when the inputs are looked at and fail the ranking call twice all the same."""
+    mesh.services["ranking:full"].plan("rank", GONE, GONE)
+    broken = iter([True, True, False])
+
+    async def repair(inputs: Inputs) -> bool:
+        return next(broken)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inputs, "repair", repair)
+        answer = await rank(mesh)
+
+    assert (answer.tier, mesh.services["ranking:full"].started["rank"]) == ("full", 3)
+    assert "ranking:full" not in answer.degraded
+
+
+async def test_a_tier_that_fails_by_itself_is_asked_twice_at_most(mesh: FakeMesh) -> None:
+    mesh.services["ranking:full"].always("rank", GONE)
+
+    answer = await rank(mesh)
+
+    assert (answer.tier, answer.degraded) == ("light", ["ranking:full"])
+    assert mesh.services["ranking:full"].started["rank"] == 2
