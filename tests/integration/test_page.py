@@ -131,7 +131,7 @@ def test_page_in_chromium(url: str, tmp_path: Path) -> None:
     assert 'data-state="ready">ready<' in dom
     assert "30 candidates ranked in" in visible
     assert dom.count('class="film"') == 20
-    assert "★ rated 5 next" in visible
+    assert re.search(r"★ rated \d next", visible)
     assert "&lt;b&gt;Film&lt;/b&gt; &amp; " in dom, "titles are text, never markup"
     assert "Critical path: admission" in visible
     waterfall = re.search(r'<svg id="waterfall".*?</svg>', dom, re.DOTALL)
