@@ -30,7 +30,7 @@ def build(place: Place) -> Application:
     }
     if place.config.foundation is not None:
         parts["foundation"] = (Foundation, ())
-    environment = start_command() if place.starts_low else {}
+    environment = {} if place.niceness is None else start_command()
     handles = {
         name: _deployment(cls, name, replicas[name], environment).bind(place, *args)
         for name, (cls, args) in parts.items()

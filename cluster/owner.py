@@ -24,7 +24,7 @@ from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
 from cluster.front_door import pem_bundle
 from cluster.loopback import get_status, is_listening, write_haproxy
-from cluster.priority import can_raise
+from cluster.priority import can_raise, own_niceness
 from cluster.processes import end_members, wait_until
 from cluster.state import Phase, first_state
 from shared.clock import SystemClock
@@ -162,7 +162,7 @@ class Owner:
             self._check_stop()
 
         plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
-        place = Place(self._config, version, weights_url, store, plans, search, can_raise())
+        place = Place(self._config, version, weights_url, store, plans, search, own_niceness() if can_raise() else None)
         self._node.run(place, progress)
 
         tls = self._config.http.tls

@@ -55,8 +55,11 @@ def start_command() -> dict[str, str]:
     return {"py_executable": f"nice -n {START_NICENESS} {shlex.quote(sys.executable)}"}
 
 
-def serve_normally() -> None:
+def serve_normally(niceness: int) -> None:
     """Take back the low priority at which this process was started, from every thread that has it.
+
+    Args:
+        niceness: Of a replica that serves: that of the process which started the mesh.
 
     Raises:
         PermissionError: this process may not.
@@ -65,7 +68,7 @@ def serve_normally() -> None:
     for thread in THREADS.iterdir():
         try:
             if os.getpriority(os.PRIO_PROCESS, int(thread.name)) == low:
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), low - START_NICENESS)
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
         except ProcessLookupError:  # it has ended meanwhile
             continue
 

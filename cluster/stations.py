@@ -61,7 +61,8 @@ class Place:
         store: How to reach the Redis-protocol store.
         plans: Folder of precision plans, which need not be there.
         search: Folder of what kernel searches found, which need not be there.
-        starts_low: Processes of replicas start at a low priority (``cluster.priority``).
+        niceness: Of replicas that serve, when their processes start at a lower priority (``cluster.priority``); None:
+            they start at the one at which they serve.
     """
 
     config: MeshConfig
@@ -70,7 +71,7 @@ class Place:
     store: StoreConfig
     plans: str
     search: str
-    starts_low: bool = False
+    niceness: int | None = None
 
     def weights(self, version: str | None = None) -> WeightReader:
         """Open a weights version, None: the one that the mesh started with; of a remote store by way of the peers."""
@@ -127,7 +128,7 @@ class Station:
 
     def __init__(self, place: Place, threads: int | None) -> None:
         self.place = place
-        self._is_low = place.starts_low
+        self._niceness = place.niceness
         self.clock = SystemClock()
         self.replica = replica_name()
         settings = load_settings()
@@ -158,10 +159,10 @@ class Station:
 
     async def check_health(self) -> None:
         """Answer Serve's health check; the first one ends the start."""
-        if self._is_low:
-            self._is_low = False
+        if self._niceness is not None:
+            niceness, self._niceness = self._niceness, None
             try:
-                serve_normally()
+                serve_normally(niceness)
             except PermissionError as error:  # this node is not like the one that started the mesh
                 self.logger.warning("slow_replica", reason=f"it stays at the low priority of its start: {error}")
         await self.service.check_health()
