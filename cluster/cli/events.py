@@ -75,6 +75,10 @@ def events(
     from cluster.cli.locate import mesh_url
     from shared.schema.api import EventsRequest
 
+    if file is None and (user is None) != (item is None):
+        raise usage_error(
+            "one event needs --user and --item, a file of them --file", "--item" if item is None else "--user"
+        )
     if (file is None) == (user is None or item is None):
         raise usage_error("give either --user and --item, or --file", "--file")
     if file is None:

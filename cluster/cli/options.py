@@ -83,7 +83,7 @@ def parse_time(text: str | None, option: str = "--at") -> int | None:
     """
     if text is None:
         return None
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

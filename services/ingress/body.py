@@ -25,6 +25,7 @@ from shared.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
+from shared.schema.api import FEATURES_CEILING
 from shared.wire import MEDIA_TYPE
 
 JSON = "application/json"
@@ -42,7 +43,11 @@ ENCODINGS = (ZSTD, "identity")
 _WINDOW_BYTES_MAX = 8 * 2**20
 
 _EXACT_MAX = 2**53
-_UNION_MEMBERS = ("int", "str", "float")
+
+OBJECT_NAMES_MAX = FEATURES_CEILING
+"""Names in one object of a body, known or not: each unknown one would become an error of its own."""
+
+_UNION_MEMBERS = ("int", "str", "float", "<number>", "<ids>", "<weighted>")
 _LIMIT_NAMES = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "expected")
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -127,16 +132,21 @@ def _encoding(headers: Mapping[str, str]) -> str:
 
 
 def _plain(body: bytes, bytes_max: int) -> bytes:
-    """Decompress one zstd frame, never to more than the limit and a byte."""
-    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(body, read_across_frames=False)
+    """Decompress one whole zstd frame with nothing behind it, never to more than the limit and a byte."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
     try:
-        plain = reader.read(bytes_max + 1)
+        # The second look is for what the first does not say: that the frame was whole, and all there was.
+        if len(decompressor.stream_reader(body, read_across_frames=False).read(bytes_max + 1)) > bytes_max:
+            _too_large(f"more than {bytes_max}", bytes_max)
+        whole = decompressor.decompressobj()
+        plain = whole.decompress(body)
     except zstandard.ZstdError as error:
         raise MalformedBodyError(
             f"the body is not valid zstd: {shown(str(error))}", field="body", limit=ZSTD, value=len(body)
         ) from error
-    if len(plain) > bytes_max:
-        _too_large(f"more than {bytes_max}", bytes_max)
+    if not whole.eof or whole.unused_data:
+        what = f"{len(whole.unused_data)} bytes follow the zstd frame" if whole.eof else "the zstd frame is cut off"
+        raise MalformedBodyError(f"the body is not valid zstd: {what}", field="body", limit=ZSTD, value=len(body))
     return plain
 
 
@@ -214,6 +224,11 @@ def _first_error(error: ValidationError) -> InvalidRequestError:
 
 
 def _pairs(pairs: list[tuple[object, object]]) -> dict[Any, object]:
+    if len(pairs) > OBJECT_NAMES_MAX:
+        raise MalformedBodyError(
+            f"an object has {len(pairs)} names, limit {OBJECT_NAMES_MAX}",
+            field="body", limit=OBJECT_NAMES_MAX, value=len(pairs),
+        )  # fmt: skip
     document = dict(pairs)
     if len(document) != len(pairs):
         seen: set[object] = set()

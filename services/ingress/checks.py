@@ -39,13 +39,22 @@ def check_rank(question: RankQuestion, limits: ApiLimits, model: RankerConfig) -
             first[key] = position
 
 
-def check_events(request: EventsRequest, limits: ApiLimits) -> None:
+def check_events(request: EventsRequest, limits: ApiLimits, now_s: float) -> None:
     """Check an append against the deployment's limits.
 
     Raises:
-        InvalidRequestError: there are more events than the limit.
+        InvalidRequestError: there are more events than the limit, or one is of a time too far ahead.
     """
     check_count("events", len(request.events), limits.events_max)
+    last_s = int(now_s) + limits.event_ahead_s_max
+    for position, event in enumerate(request.events):
+        if event.timestamp_s > last_s:
+            _refuse(
+                f"events.{position}.timestamp_s",
+                f"at most {last_s}, {limits.event_ahead_s_max} s ahead of now",
+                last_s,
+                event.timestamp_s,
+            )
 
 
 def check_count(field: str, count: int, count_max: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from urllib.parse import unquote_to_bytes
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -18,7 +19,8 @@ from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
 from services.ingress.question import RankQuestion, Sender
 from services.ingress.service import IngressService
-from shared.errors import RankMeshError
+from services.ingress.text import shown
+from shared.errors import InvalidRequestError, RankMeshError
 from shared.schema.api import EventsRequest, UserPath
 
 ResultT = TypeVar("ResultT")
@@ -91,6 +93,10 @@ def _add_forget(app: FastAPI, service: IngressService) -> None:
     async def forget(request: Request) -> Response:
         media = body.response_type(request.headers)
         service.events_gate.check()
+        if not _is_text(request.scope["raw_path"]):  # decoded already, each broken byte as the same character
+            raise InvalidRequestError(
+                "user_id must be UTF-8", field="user_id", limit="UTF-8", value=shown(request.url.path)
+            )
         user = body.validate(UserPath, {"user_id": request.path_params["user_id"]}).user_id
         answer = await _while_connected(request, service.forget(user))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
@@ -162,6 +168,15 @@ async def _while_connected(request: Request, work: Awaitable[ResultT]) -> Result
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _is_text(raw_path: bytes) -> bool:
+    """Return whether a path, percent-encoded as it came, is UTF-8."""
+    try:
+        unquote_to_bytes(raw_path).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _gone() -> Response:

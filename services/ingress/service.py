@@ -156,7 +156,7 @@ class IngressService:
             OverloadedError: too many appends are in flight.
             RankMeshError: the events could not be stored or buffered.
         """
-        check_events(request, self.config.limits)
+        check_events(request, self.config.limits, self.clock.now_s())
         result: dict[str, int] = await self._on_user_log("append", list(request.events))
         self.feedback.offer(request.events)
         return result

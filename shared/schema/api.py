@@ -5,18 +5,20 @@ Fixed ceilings live here; a deployment's own, lower limits come from its configu
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
+    Tag,
     model_validator,
 )
 
@@ -24,6 +26,7 @@ from shared.config import Config
 from shared.hashing import ID_CHARS_MAX, ID_MAX
 
 CANDIDATES_CEILING = 10_000
+FEATURES_CEILING = 1_024
 TIMESTAMP_MAX_S = 2**40
 FLOAT_MAX = 3e38
 """Largest number of a feature: it must fit float32."""
@@ -62,6 +65,10 @@ Number: TypeAlias = Annotated[StrictFloat | StrictInt, Field(ge=-FLOAT_MAX, le=F
 Token: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
 
+# A list is left at its first wrong element: one of each kind is told, and all of them would be made and kept.
+Ids: TypeAlias = Annotated[list[ApiId], Field(max_length=CANDIDATES_CEILING, fail_fast=True)]
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -72,6 +79,8 @@ class ApiLimits(Config):
     Args:
         candidates_max: Candidates of one request.
         events_max: Events of one append.
+        event_ahead_s_max: How far an event's time may lie ahead of the server's clock, seconds. One from the far future
+            would be newer than all that its user does until then, and would push it out of the log.
         body_bytes_max: Bytes of a request body.
         deadline_ms_min: Smallest budget that is accepted.
         deadline_ms_max: Largest budget that is accepted.
@@ -83,12 +92,13 @@ class ApiLimits(Config):
 
     candidates_max: int = Field(2_000, ge=1, le=CANDIDATES_CEILING)
     events_max: int = Field(1_000, ge=1, le=10_000)
+    event_ahead_s_max: int = Field(86_400, ge=0)
     body_bytes_max: int = Field(1_048_576, ge=1_024)
     deadline_ms_min: int = Field(1, ge=1)
     deadline_ms_max: int = Field(10_000, ge=1)
     deadline_ms_default: int = Field(1_000, ge=1)
     limit_default: int = Field(100, ge=1)
-    features_max: int = Field(64, ge=0, le=1_024)
+    features_max: int = Field(64, ge=0, le=FEATURES_CEILING)
     feature_ids_max: int = Field(200_000, ge=0, le=10_000_000)
 
     @model_validator(mode="after")
@@ -104,11 +114,33 @@ class ApiLimits(Config):
 class WeightedIds(_Body):
     """Ids of one feature with a weight each; where a model takes fewer, the heaviest stay."""
 
-    ids: list[ApiId] = Field(max_length=CANDIDATES_CEILING)
-    weights: list[Number] = Field(max_length=CANDIDATES_CEILING, description="one for each id")
+    ids: Ids
+    weights: Annotated[
+        list[Number], Field(max_length=CANDIDATES_CEILING, fail_fast=True, description="one for each id")
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_few(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 2 * len(cls.model_fields):
+            raise ValueError(f"an object has ids and weights, this one has {len(value)} names")
+        return value
 
 
-FeatureInput: TypeAlias = Number | list[ApiId] | WeightedIds
+def _form_of(value: object) -> str:
+    # Tags stand in the place of an error; angle brackets are in no name of a feature.
+    if isinstance(value, list):
+        return "<ids>"
+    return "<weighted>" if isinstance(value, dict | WeightedIds) else "<number>"
+
+
+FeatureInput: TypeAlias = Annotated[
+    Annotated[Number, Tag("<number>")] | Annotated[Ids, Tag("<ids>")] | Annotated[WeightedIds, Tag("<weighted>")],
+    Discriminator(_form_of),
+]
+
+
+Features: TypeAlias = Annotated[dict[Name, FeatureInput], Field(max_length=FEATURES_CEILING)]
 
 
 class RankFields(_Body):
@@ -134,10 +166,11 @@ class RankFields(_Body):
 class RankRequest(RankFields):
     """Rank the candidates of one user."""
 
-    candidates: list[ApiId] = Field(min_length=1, max_length=CANDIDATES_CEILING, description="distinct candidate ids")
-    features: list[dict[Name, FeatureInput]] | None = Field(
+    candidates: list[ApiId] = Field(
+        min_length=1, max_length=CANDIDATES_CEILING, fail_fast=True, description="distinct candidate ids"
+    )
+    features: Annotated[list[Features], Field(max_length=CANDIDATES_CEILING, fail_fast=True)] | None = Field(
         None,
-        max_length=CANDIDATES_CEILING,
         description="what candidates carry themselves, one map each, in the order of the candidates: a number, a list "
         "of ids, or ids with weights, by feature of the model; it wins over the catalog",
     )
@@ -201,7 +234,7 @@ class Event(_Body):
 class EventsRequest(_Body):
     """Append events to users' logs."""
 
-    events: list[Event] = Field(min_length=1, max_length=10_000)
+    events: list[Event] = Field(min_length=1, max_length=10_000, fail_fast=True)
 
 
 class EventsResponse(_Body):

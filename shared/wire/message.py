@@ -18,7 +18,8 @@ MAGIC = b"RMWC"
 FORMAT = 1
 """Counts up when a decoder of the former number would misread; a server names the ones that it takes."""
 
-_FRAME = struct.Struct("<4sB3xI")
+_RESERVED = bytes(3)
+_FRAME = struct.Struct("<4sB3sI")
 
 
 def encode_request(fields: Mapping[str, Any], batch: CandidateBatch) -> bytes:
@@ -32,7 +33,7 @@ def encode_request(fields: Mapping[str, Any], batch: CandidateBatch) -> bytes:
         ValueError: see ``encode_batch``.
     """
     header = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("utf-8")
-    return _FRAME.pack(MAGIC, FORMAT, len(header)) + header + encode_batch(batch)
+    return _FRAME.pack(MAGIC, FORMAT, _RESERVED, len(header)) + header + encode_batch(batch)
 
 
 def split_request(body: bytes) -> tuple[bytes, bytes]:
@@ -42,10 +43,12 @@ def split_request(body: bytes) -> tuple[bytes, bytes]:
         MalformedBodyError: the frame is not this format, or not this version of it.
     """
     reader = Reader(body)
-    magic, version, length = _FRAME.unpack(reader.raw("body", _FRAME.size))
+    magic, version, reserved, length = _FRAME.unpack(reader.raw("body", _FRAME.size))
     if magic != MAGIC:
         malformed("body", f"must begin with {MAGIC.decode()}", MAGIC.decode(), magic.decode("latin-1"))
     if version != FORMAT:
         malformed("body.format", f"must be {FORMAT}, is {version}", FORMAT, version)
+    if reserved != _RESERVED:
+        malformed("body", f"has reserved bytes set: {reserved.hex()}", _RESERVED.hex(), reserved.hex())
     header = reader.raw("body.header", length)
     return header, reader.raw("body.columns", reader.num_left)

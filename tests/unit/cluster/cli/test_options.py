@@ -23,7 +23,7 @@ def test_times(text: str | None, expected: int | None) -> None:
     assert parse_time(text) == expected
 
 
-@pytest.mark.parametrize("text", ["yesterday", "-5", "1.5", ""])
+@pytest.mark.parametrize("text", ["yesterday", "-5", "1.5", "", "\u00b2"])
 def test_what_is_no_time_is_a_usage_error_that_says_so(text: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
         parse_time(text, "--since")

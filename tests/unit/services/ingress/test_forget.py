@@ -46,6 +46,14 @@ async def test_a_bad_user_id_names_the_field(mesh: FakeMesh) -> None:
     assert ErrorBody.model_validate_json(response.content).context["field"] == "user_id"
 
 
+@pytest.mark.parametrize("path", ["%FF", "%ED%A0%80", "a%C3"])
+async def test_a_user_id_that_is_not_utf_8_is_no_other_user(mesh: FakeMesh, path: str) -> None:
+    response = await delete(mesh, path)
+    assert response.status_code == 422
+    assert ErrorBody.model_validate_json(response.content).context["field"] == "user_id"
+    assert not mesh.services["sequence"].started["forget"]
+
+
 async def test_a_store_out_of_reach_is_no_success(mesh: FakeMesh) -> None:
     mesh.services["sequence"].plan("forget", *2 * [Fault(error=StoreUnavailableError("gone"))])
     response = await delete(mesh, "42")

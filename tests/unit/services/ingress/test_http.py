@@ -348,6 +348,7 @@ async def test_events_are_appended(client: httpx.AsyncClient, mesh: FakeMesh) ->
         ({"weight": -0.1}, "events.0.weight"),
         ({"weight": 1e39}, "events.0.weight"),
         ({"timestamp_s": 1.5}, "events.0.timestamp_s"),
+        ({"timestamp_s": 2**40 - 1}, "events.0.timestamp_s"),
         ({"item_id": -5}, "events.0.item_id"),
         ({"extra": 1}, "events.0.extra"),
     ],

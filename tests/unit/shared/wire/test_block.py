@@ -249,6 +249,9 @@ def test_a_request_is_framed() -> None:
         split_request(body[:4] + bytes([FORMAT + 1]) + body[5:])
     with pytest.raises(MalformedBodyError, match="must begin with RMWC"):
         split_request(b"{" + body[1:])
+    for place in (5, 6, 7):
+        with pytest.raises(MalformedBodyError, match="reserved bytes"):
+            split_request(body[:place] + b"\x01" + body[place + 1 :])
 
 
 @given(st.binary(max_size=60))

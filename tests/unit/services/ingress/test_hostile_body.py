@@ -1,0 +1,115 @@
+"""A body is refused at its first faults: a small one must not buy seconds of an ingress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zstandard
+from pydantic import ValidationError
+
+from services.ingress import body
+from services.ingress.body import JSON, OBJECT_NAMES_MAX
+from services.ingress.question import RankQuestion
+from shared.errors import InvalidRequestError, MalformedBodyError, PayloadTooLargeError
+from shared.schema.api import ApiLimits, EventsRequest
+
+RANK: dict[str, Any] = {"user_id": 1, "candidates": [1]}
+ERRORS_MAX = 2 * OBJECT_NAMES_MAX
+"""All errors that validation may collect: each costs microseconds, and only the first is told."""
+
+
+def parse(document: dict[str, Any]) -> RankQuestion:
+    return RankQuestion.parse(json.dumps(document).encode(), JSON, ApiLimits())
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (RANK | {"candidates": [None] * 9_000}, "candidates.0"),
+        (RANK | {"features": [{"genres": [None] * 9_000}]}, "features.0.genres.0"),
+        (RANK | {"features": [{f"f{n}": [None] * 100 for n in range(100)}]}, "features.0.f0.0"),
+        (RANK | {"features": [{"f": {f"x{n}": 0 for n in range(1_000)}}]}, "features.0.f"),
+        (RANK | {"features": [{"f": {"ids": [None] * 5_000, "weights": [None] * 5_000}}]}, "features.0.f.ids.0"),
+        (RANK | {"features": [{f"f{n}": {f"x{m}": 0 for m in range(50)} for n in range(200)}]}, "features.0.f0"),
+        (RANK | {"features": [None] * 9_000}, "features.0"),
+        (RANK | {f"x{n}": 0 for n in range(1_000)}, "x0"),
+    ],
+)
+def test_few_errors_are_collected_of_many(document: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(document)
+    assert caught.value.context["field"] == field
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() <= ERRORS_MAX
+
+
+def test_few_errors_are_collected_of_many_events() -> None:
+    for event in ({}, {f"x{n}": 0 for n in range(14)}):
+        with pytest.raises(InvalidRequestError) as caught:
+            body.validate(EventsRequest, {"events": [event] * 9_000})
+        assert isinstance(caught.value.__cause__, ValidationError)
+        assert caught.value.__cause__.error_count() <= ERRORS_MAX
+
+
+@pytest.mark.parametrize("count", [OBJECT_NAMES_MAX + 1, 20_000])
+def test_an_object_has_so_many_names_and_no_more(count: int) -> None:
+    with pytest.raises(MalformedBodyError) as caught:
+        parse(RANK | {f"x{n}": 0 for n in range(count - len(RANK))})
+    assert caught.value.context == {"field": "body", "limit": OBJECT_NAMES_MAX, "value": count}
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (1e300, "features.0.genres"),
+        (True, "features.0.genres"),
+        ("a", "features.0.genres"),
+        (None, "features.0.genres"),
+        ([1, True], "features.0.genres.1"),
+        ([1] * 10_001, "features.0.genres"),
+        ({"ids": [1, 2], "weights": [1e300, 1]}, "features.0.genres.weights.0"),
+        ({"ids": [1], "weights": [1.0], "x": 1}, "features.0.genres.x"),
+        ({"ids": [1]}, "features.0.genres.weights"),
+    ],
+)
+def test_a_wrong_feature_is_named_without_the_inside_of_the_server(value: object, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(RANK | {"features": [{"genres": value}]})
+    assert caught.value.context["field"] == field
+    assert not any(inside in caught.value.message for inside in ("function", " at 0x", "<", "pydantic"))
+
+
+async def plain(content: bytes, bytes_max: int = 10_000) -> bytes:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield content
+
+    return await body.read_body(chunks(), {"content-encoding": "zstd"}, bytes_max, 10.0)
+
+
+FRAME = zstandard.ZstdCompressor(write_checksum=True).compress(b"{}" * 100)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (FRAME + b"junk", "4 bytes follow"),
+        (FRAME + FRAME, "bytes follow"),
+        (FRAME[:-1], "cut off"),
+        (FRAME[:-4], "cut off"),
+        (FRAME[:4], "cut off"),
+        (b"", "cut off"),
+    ],
+)
+async def test_a_compressed_body_is_one_whole_frame(content: bytes, why: str) -> None:
+    with pytest.raises(MalformedBodyError, match=why):
+        await plain(content)
+
+
+async def test_a_frame_is_read_up_to_the_limit() -> None:
+    assert await plain(FRAME, 200) == b"{}" * 100
+    with pytest.raises(PayloadTooLargeError):
+        await plain(FRAME, 199)
