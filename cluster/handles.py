@@ -253,10 +253,10 @@ async def _argument(arg: object, by_reference: bool) -> object:
 
 def _stop(response: _Response) -> None:
     """Cancel a response, also in the moment between its acceptance by a replica and our learning of it."""
-    response.cancel()
+    response.cancel()  # type: ignore[no-untyped-call]
     assigned = response._replica_result_future
     if response._replica_result is None and assigned.done() and not assigned.cancelled() and not assigned.exception():
-        assigned.result().cancel()
+        assigned.result().cancel()  # type: ignore[no-untyped-call]
 
 
 def object_bytes(reference: ObjectRef[Any]) -> int:

@@ -146,7 +146,7 @@ class Node:
 
         def in_order() -> None:
             try:
-                serve.shutdown()
+                serve.shutdown()  # type: ignore[no-untyped-call]
                 ray.shutdown()
             except Exception as error:  # noqa: BLE001 - a half-dead node raises anything; its processes are ended anyway
                 logger.warning("ray_stop_failed", error=error)

@@ -173,4 +173,4 @@ def _run_as_one(network: Network, passes: Sequence[Pass], steps: Steps) -> list[
             )
         )
         logits = network.full_pass(state, pooled, counters, vectors, levels, layout, passes[0].depth)
-    return list(logits.split(counts))
+    return list(torch.split(logits, counts))

@@ -136,7 +136,7 @@ class MetricsRegistry:
         if unknown := set(label_values or {}) - set(LABELS):
             raise ValueError(f"no such labels: {', '.join(sorted(unknown))}")
         # Else each metric has a second series with the time it was made, which nobody asked for.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._values = {name: frozenset(values) for name, values in {**LABELS, **(label_values or {})}.items()}
         self._counters: dict[str, Counter] = {}

@@ -97,7 +97,7 @@ def fit(
     for epoch in range(1, num_epochs + 1):
         for batch in torch.split(train[torch.randperm(len(train), generator=generator)], BATCH):
             optimizer.zero_grad(set_to_none=True)
-            functional.binary_cross_entropy_with_logits(network(all_rows[batch]), labels[batch]).backward()
+            functional.binary_cross_entropy_with_logits(network(all_rows[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         found = evaluate(network, samples, rows, samples.valid)
         if found > best:

@@ -90,7 +90,7 @@ def _behind_sentinel(config: StoreConfig, options: dict[str, Any]) -> Redis:
     # Else the client's own defaults apply: several tries with pauses that add up to seconds.
     limits = {name: options[name] for name in ("socket_connect_timeout", "socket_timeout", "retry")}
     secure = {"ssl": True} if config.url.startswith("rediss://") else {}
-    sentinel = Sentinel(addresses, sentinel_kwargs={**limits, **secure})
+    sentinel = Sentinel(addresses, sentinel_kwargs={**limits, **secure})  # type: ignore[no-untyped-call]
     options = {**secure, **{name: value for name, value in options.items() if name not in ("host", "port")}}
     client: Redis = sentinel.master_for(
         config.sentinel_service, redis_class=_SentinelRedis, max_connections=config.connections_max, **options

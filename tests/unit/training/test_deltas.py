@@ -52,7 +52,7 @@ def test_marked_rows_are_all_that_an_optimizer_changes(
         loss = sum(tables.lookup(name, rows).square().sum() for name in ("item", "user"))
         optimizer.zero_grad()
         assert isinstance(loss, torch.Tensor)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         delta = narrow.publish(groups_of(tables), touched=touched.take())
         assert delta.encode() == full.publish(groups_of(tables)).encode()
