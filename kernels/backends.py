@@ -86,6 +86,29 @@ def check_index(field: str, index: Tensor | None, length: int, limit: int, devic
             raise ValueError(f"{field} must be in [0, {limit}), holds {least} to {most}")
 
 
+def check_offsets(field: str, offsets: Tensor, count: int) -> None:
+    """Refuse offsets of jagged rows that do not fit.
+
+    Values are checked where that costs nothing; on a GPU a check would wait for the device, and the caller answers for
+    them.
+
+    Args:
+        field: Its name in the message.
+        offsets: int32 or int64 [B + 1] from 0 to ``count``, non-decreasing.
+        count: Number of rows.
+
+    Raises:
+        ValueError: a rule is broken.
+    """
+    check_tensor(field, offsets, (None,), (torch.int32, torch.int64))
+    if len(offsets) == 0:
+        raise ValueError(f"{field} must be [B + 1], is empty")
+    if offsets.device.type != "cpu":
+        return
+    if int(offsets[0]) != 0 or int(offsets[-1]) != count or bool((offsets.diff() < 0).any()):
+        raise ValueError(f"{field} must rise from 0 to {count}, are {offsets.tolist()[:8]}")
+
+
 def interpreting() -> bool:
     """Whether Triton kernels are interpreted on the CPU, as ``TRITON_INTERPRET`` said when triton was imported."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "on", "y", "yes"}

@@ -10,15 +10,13 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_index, check_tensor, native_library, require_triton
+from kernels.backends import Backend, check_choice, check_tensor, native_library
 from kernels.broadcast_attention import cpu, reference
+from kernels.request_keys import HEAD_WIDTH_MAX, check_request_keys, require_triton_heads
 
 __all__ = ["HEAD_WIDTH_MAX", "AttentionActivation", "broadcast_attention"]
 
 AttentionActivation: TypeAlias = Literal["softmax", "silu"]
-
-HEAD_WIDTH_MAX = 128
-"""K of the Triton kernel: a tile of queries and its accumulator stay in registers."""
 
 
 def broadcast_attention(
@@ -59,46 +57,24 @@ def broadcast_attention(
     """
     check_choice("backend", backend, ("reference", "torch", "native", "triton"))
     check_choice("activation", activation, ("softmax", "silu"))
-    check_tensor("q_CQHK", q_CQHK, (None, None, None, None))
-    num_candidates, _, num_heads, head_width = q_CQHK.shape
-    if key_offsets is None:
-        check_tensor("k_THK without key_offsets", k_THK, (None, None, num_heads, head_width), (q_CQHK.dtype,))
-        num_requests, num_keys = k_THK.shape[:2]
-        ends = torch.arange(num_requests + 1, dtype=torch.int32, device=q_CQHK.device) * num_keys
-    else:
-        check_tensor("k_THK with key_offsets", k_THK, (None, num_heads, head_width), (q_CQHK.dtype,))
-        check_tensor("key_offsets", key_offsets, (None,), (torch.int32, torch.int64))
-        num_requests, ends = len(key_offsets) - 1, key_offsets
-        _check_offsets(key_offsets, len(k_THK))
-    check_tensor("v_THK", v_THK, k_THK.shape, (q_CQHK.dtype,))
-    check_index("candidate_to_request_C", candidate_to_request_C, num_candidates, num_requests, q_CQHK.device)
+    ends = check_request_keys(
+        q_CQHK, k_THK, v_THK, key_offsets, candidate_to_request_C, keys_letter="T", index_name="candidate_to_request_C"
+    )
     if scale is None:
         if activation == "silu":
             raise ValueError("scale must be given for activation 'silu'")
-        scale = head_width**-0.5
+        scale = q_CQHK.shape[-1] ** -0.5
     if backend == "native":
         return _native(q_CQHK, k_THK, v_THK, key_offsets, candidate_to_request_C, activation, scale)
-    keys, values = k_THK.reshape(-1, num_heads, head_width), v_THK.reshape(-1, num_heads, head_width)
+    keys, values = (x.reshape(-1, *q_CQHK.shape[2:]) for x in (k_THK, v_THK))
     if backend == "reference":
         return reference.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
     if backend == "torch":
         return cpu.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
-    require_triton(q_CQHK)
-    if head_width > HEAD_WIDTH_MAX:
-        raise ValueError(f"backend 'triton' takes a head width of at most {HEAD_WIDTH_MAX}, got {head_width}")
+    require_triton_heads(q_CQHK)
     from kernels.broadcast_attention import triton_kernel
 
     return triton_kernel.broadcast_attention(q_CQHK, keys, values, ends, candidate_to_request_C, activation, scale)
-
-
-def _check_offsets(offsets: Tensor, num_keys: int) -> None:
-    if len(offsets) == 0:
-        raise ValueError("key_offsets must be [B + 1], is empty")
-    # On a GPU the check would wait for the device.
-    if offsets.device.type != "cpu":
-        return
-    if int(offsets[0]) != 0 or int(offsets[-1]) != num_keys or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"key_offsets must rise from 0 to {num_keys}, are {offsets.tolist()[:8]}")
 
 
 def _native(

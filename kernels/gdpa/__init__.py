@@ -10,15 +10,13 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_index, check_tensor, native_library, require_triton
+from kernels.backends import Backend, check_choice, check_tensor, native_library
 from kernels.gdpa import cpu, reference
+from kernels.request_keys import HEAD_WIDTH_MAX, check_request_keys, require_triton_heads
 
 __all__ = ["HEAD_WIDTH_MAX", "GdpaActivation", "gdpa"]
 
 GdpaActivation: TypeAlias = Literal["relu", "gelu", "silu", "identity"]
-
-HEAD_WIDTH_MAX = 128
-"""K of the Triton kernel: a tile of queries and its accumulator stay in registers."""
 
 
 def gdpa(
@@ -58,44 +56,22 @@ def gdpa(
     """
     check_choice("backend", backend, ("reference", "torch", "native", "triton"))
     check_choice("activation", activation, ("relu", "gelu", "silu", "identity"))
-    check_tensor("q_CQHK", q_CQHK, (None, None, None, None))
-    num_rows, _, num_heads, head_width = q_CQHK.shape
     if not 0.0 < tau < float("inf"):
         raise ValueError(f"tau must be positive and finite, is {tau}")
-    if key_offsets is None:
-        check_tensor("k_MHK without key_offsets", k_MHK, (None, None, num_heads, head_width), (q_CQHK.dtype,))
-        num_requests, num_keys = k_MHK.shape[:2]
-        ends = torch.arange(num_requests + 1, dtype=torch.int32, device=q_CQHK.device) * num_keys
-    else:
-        check_tensor("k_MHK with key_offsets", k_MHK, (None, num_heads, head_width), (q_CQHK.dtype,))
-        check_tensor("key_offsets", key_offsets, (None,), (torch.int32, torch.int64))
-        num_requests, ends = len(key_offsets) - 1, key_offsets
-        _check_offsets(key_offsets, len(k_MHK))
-    check_tensor("v_MHK", v_MHK, k_MHK.shape, (q_CQHK.dtype,))
-    check_index("row_to_request_C", row_to_request_C, num_rows, num_requests, q_CQHK.device)
+    ends = check_request_keys(
+        q_CQHK, k_MHK, v_MHK, key_offsets, row_to_request_C, keys_letter="M", index_name="row_to_request_C"
+    )
     if backend == "native":
         return _native(q_CQHK, k_MHK, v_MHK, key_offsets, row_to_request_C, activation, tau)
-    keys, values = k_MHK.reshape(-1, num_heads, head_width), v_MHK.reshape(-1, num_heads, head_width)
+    keys, values = (x.reshape(-1, *q_CQHK.shape[2:]) for x in (k_MHK, v_MHK))
     if backend == "reference":
         return reference.gdpa(q_CQHK, keys, values, ends, row_to_request_C, activation, tau)
     if backend == "torch":
         return cpu.gdpa(q_CQHK, keys, values, ends, row_to_request_C, activation, tau)
-    require_triton(q_CQHK)
-    if head_width > HEAD_WIDTH_MAX:
-        raise ValueError(f"backend 'triton' takes a head width of at most {HEAD_WIDTH_MAX}, got {head_width}")
+    require_triton_heads(q_CQHK)
     from kernels.gdpa import triton_kernel
 
     return triton_kernel.gdpa(q_CQHK, keys, values, ends, row_to_request_C, activation, tau)
-
-
-def _check_offsets(offsets: Tensor, num_keys: int) -> None:
-    if len(offsets) == 0:
-        raise ValueError("key_offsets must be [B + 1], is empty")
-    # On a GPU the check would wait for the device.
-    if offsets.device.type != "cpu":
-        return
-    if int(offsets[0]) != 0 or int(offsets[-1]) != num_keys or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"key_offsets must rise from 0 to {num_keys}, are {offsets.tolist()[:8]}")
 
 
 def _native(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.aot.case import AotCase
-from kernels.backends import interpreting
-from kernels.broadcast_attention.triton_kernel import plan_tiles
+from kernels.gpu.attention import FEW_ROWS, ROWS, launch, load_head, query_rows, request_case, store_head
 from kernels.gpu.lang import dot, jit, narrow
 
-_ROWS, _KEYS = 128, 64
-_FEW_ROWS = 64
 _ACTIVATIONS = {"identity": 0, "relu": 1, "silu": 2, "gelu": 3}
 
 
@@ -58,105 +53,43 @@ def gdpa_kernel(
 ) -> None:
     """Attend from BM query rows of one request, in one head: q and out [C, Q, H, K], k and v [M, H, K], ends [B + 1].
 
-    With an index, rows are taken in ``order`` (sorted by request), request r has those from ``first_row[r]`` to
-    ``first_row[r + 1]``, and tile t belongs to ``tile_request[t]``, B for none.
+    With an index, tile t belongs to ``tile_request[t]``, B for none; see ``query_rows``.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
-    request, begin, end = 0, 0, C
+    request = 0
     if HAS_INDEX:
         request = tl.load(tile_request + tile)
         if request >= B:
             return
-        tile -= tl.load(first_tile + request)
-        begin = tl.load(first_row + request)
-        end = tl.load(first_row + request + 1)
-    rows = tile * BM + tl.arange(0, BM)
-    in_rows = rows < (end - begin) * Q
-    row = begin + rows // Q
-    if HAS_INDEX:
-        row = tl.load(order + row, mask=in_rows, other=0)
-    width, keys = tl.arange(0, BK), tl.arange(0, BN)
-    in_width = width < K
-    q_rows = ((row.to(tl.int64) * Q + rows % Q) * H + head) * K
-    seen = in_rows[:, None] & in_width[None, :]
-    queries = tl.load(q + q_rows[:, None] + width[None, :], mask=seen, other=0.0)
+    rows, in_rows = query_rows(tile, request, order, first_row, first_tile, C, Q, BM, HAS_INDEX)
+    queries = load_head(q, rows, in_rows, head, H, K, BK)
+    keys = tl.arange(0, BN)
     acc = tl.zeros((BM, BK), tl.float32)
     first, last = tl.load(ends + request).to(tl.int32), tl.load(ends + request + 1).to(tl.int32)
     for t in tl.range(first, last, BN):
-        key_rows = ((t + keys).to(tl.int64) * H + head) * K
-        inside = ((t + keys) < last)[:, None] & in_width[None, :]
-        key = tl.load(k + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        in_keys = (t + keys) < last
+        key = load_head(k, t + keys, in_keys, head, H, K, BK)
         scores = dot(queries, tl.trans(key), tl.zeros((BM, BN), tl.float32), WIDEN) * scale
-        value = tl.load(v + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        value = load_head(v, t + keys, in_keys, head, H, K, BK)
         acc = dot(narrow(activate(scores, ACTIVATION), v.dtype.element_ty, WIDEN), value, acc, WIDEN)
-    tl.store(out + q_rows[:, None] + width[None, :], narrow(acc, out.dtype.element_ty, WIDEN), mask=seen)
+    store_head(out, rows, in_rows, head, acc, H, K, BK, WIDEN)
 
 
 def gdpa(
     q_CQHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, ends: Tensor, index_C: Tensor | None, activation: str, tau: float
 ) -> Tensor:
     """Launch the kernel; see the facade."""
-    num_rows, num_queries, num_heads, head_width = q_CQHK.shape
-    q_CQHK = q_CQHK.contiguous()
-    out = torch.empty_like(q_CQHK)
-    if out.numel() == 0:
-        return out
-    tile_rows = _ROWS if num_rows * num_queries >= _ROWS else _FEW_ROWS
-    ends = ends.int()
-    if index_C is None:
-        plan: tuple[Tensor, ...] = (ends, ends, ends, ends)
-        num_tiles = triton.cdiv(num_rows * num_queries, tile_rows)
-    else:
-        plan = plan_tiles(index_C, len(ends) - 1, num_queries, tile_rows)
-        num_tiles = len(plan[2])
-    gdpa_kernel[(num_tiles, num_heads)](
-        q_CQHK,
-        k_MHK.contiguous(),
-        v_MHK.contiguous(),
-        out,
-        ends,
-        *plan,
-        num_rows,
-        len(ends) - 1,
-        1.0 / tau,
-        Q=num_queries,
-        H=num_heads,
-        K=head_width,
-        **_options(tile_rows, head_width, q_CQHK.element_size()),
-        ACTIVATION=_ACTIVATIONS[activation],
-        HAS_INDEX=index_C is not None,
-        WIDEN=interpreting(),
-    )
-    return out
-
-
-def _options(tile_rows: int, head_width: int, item_bytes: int) -> dict[str, int]:
-    """Return tile sizes and launch options: eight warps hold 128 rows, four 64; float32 leaves room for one stage."""
-    width = max(16, int(triton.next_power_of_2(head_width)))
-    num_stages = 3 if item_bytes == 2 else 1
-    return {"BM": tile_rows, "BN": _KEYS, "BK": width, "num_warps": tile_rows // 16, "num_stages": num_stages}
+    return launch(gdpa_kernel, q_CQHK, k_MHK, v_MHK, ends, index_C, 1.0 / tau, ACTIVATION=_ACTIVATIONS[activation])
 
 
 def _case(tile_rows: int, head_width: int, activation: str) -> AotCase:
-    options = _options(tile_rows, head_width, item_bytes=2)
-    launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
-    floats = dict.fromkeys(("q", "k", "v", "out"), "*bf16")
-    integers = dict.fromkeys(("ends", "order", "first_row", "tile_request", "first_tile"), "*i32")
     constants = {"Q": 1, "H": 3, "K": head_width, "ACTIVATION": _ACTIVATIONS[activation]}
-    return AotCase(
-        name=f"gdpa.{activation}.{tile_rows}x{head_width}",
-        kernel=gdpa_kernel,
-        arguments=floats | integers | {"C": "i32", "B": "i32", "scale": "fp32"},
-        constants=options | constants | {"HAS_INDEX": True, "WIDEN": False},
-        aligned=(*floats, *integers),
-        tensor_cores="hgmma",
-        **launch,
-    )
+    return request_case(f"gdpa.{activation}", gdpa_kernel, tile_rows, constants)
 
 
 AOT_CASES = [
-    _case(_ROWS, 128, "gelu"),
-    _case(_ROWS, 128, "relu"),
-    _case(_ROWS, 64, "silu"),
-    _case(_FEW_ROWS, 64, "identity"),
+    _case(ROWS, 128, "gelu"),
+    _case(ROWS, 128, "relu"),
+    _case(ROWS, 64, "silu"),
+    _case(FEW_ROWS, 64, "identity"),
 ]

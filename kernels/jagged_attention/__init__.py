@@ -8,13 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_tensor, native_library, require_triton
+from kernels.backends import Backend, check_choice, check_offsets, check_tensor, native_library
 from kernels.jagged_attention import cpu, reference
+from kernels.request_keys import HEAD_WIDTH_MAX, require_triton_heads
 
 __all__ = ["HEAD_WIDTH_MAX", "jagged_attention"]
-
-HEAD_WIDTH_MAX = 128
-"""K of the Triton kernel: a tile of queries and its accumulator stay in registers."""
 
 
 def jagged_attention(
@@ -60,9 +58,9 @@ def jagged_attention(
     num_queries, num_heads, head_width = q_THK.shape
     check_tensor("k_SHK", k_SHK, (None, num_heads, head_width), (q_THK.dtype,))
     check_tensor("v_SHK", v_SHK, k_SHK.shape, (q_THK.dtype,))
-    _check_offsets("key_offsets", key_offsets, len(k_SHK))
+    check_offsets("key_offsets", key_offsets, len(k_SHK))
     if query_offsets is not None:
-        _check_offsets("query_offsets", query_offsets, num_queries)
+        check_offsets("query_offsets", query_offsets, num_queries)
         if len(query_offsets) != len(key_offsets):
             raise ValueError(
                 f"query_offsets must be as many as key_offsets, {len(key_offsets)}, are {len(query_offsets)}"
@@ -80,23 +78,10 @@ def jagged_attention(
         return reference.jagged_attention(q_THK, k_SHK, v_SHK, query_offsets, key_offsets, causal, factor)
     if backend == "torch":
         return cpu.jagged_attention(q_THK, k_SHK, v_SHK, query_offsets, key_offsets, causal, factor)
-    require_triton(q_THK)
-    if head_width > HEAD_WIDTH_MAX:
-        raise ValueError(f"backend 'triton' takes a head width of at most {HEAD_WIDTH_MAX}, got {head_width}")
+    require_triton_heads(q_THK)
     from kernels.jagged_attention import triton_kernel
 
     return triton_kernel.jagged_attention(q_THK, k_SHK, v_SHK, query_offsets, key_offsets, causal, factor)
-
-
-def _check_offsets(field: str, offsets: Tensor, count: int) -> None:
-    check_tensor(field, offsets, (None,), (torch.int32, torch.int64))
-    if len(offsets) == 0:
-        raise ValueError(f"{field} must be [B + 1], is empty")
-    # On a GPU the check would wait for the device.
-    if offsets.device.type != "cpu":
-        return
-    if int(offsets[0]) != 0 or int(offsets[-1]) != count or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"{field} must rise from 0 to {count}, are {offsets.tolist()[:8]}")
 
 
 def _native(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.aot.case import AotCase
 from kernels.backends import interpreting
+from kernels.gpu.attention import FEW_ROWS, ROWS, attention_case, launch_options, lay_tiles, load_head, store_head
 from kernels.gpu.lang import dot, jit, narrow
 
-_ROWS, _KEYS = 128, 64
-_FEW_ROWS = 64
 _LOG2_E = 1 / math.log(2)
 
 
@@ -73,29 +71,25 @@ def jagged_attention_kernel(
     last = num_keys
     if CAUSAL:
         last = tl.minimum(num_keys, (tile + 1) * BM + num_keys - num_queries)
-    width, keys = tl.arange(0, BK), tl.arange(0, BN)
-    in_width = width < K
-    q_rows = ((first_query + rows).to(tl.int64) * H + head) * K
-    seen = (rows < num_queries)[:, None] & in_width[None, :]
-    queries = tl.load(q + q_rows[:, None] + width[None, :], mask=seen, other=0.0)
+    keys = tl.arange(0, BN)
+    in_rows = rows < num_queries
+    queries = load_head(q, first_query + rows, in_rows, head, H, K, BK)
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BK), tl.float32)
     for t in tl.range(0, last, BN):
         in_keys = (t + keys) < num_keys
-        key_rows = ((first_key + t + keys).to(tl.int64) * H + head) * K
-        inside = in_keys[:, None] & in_width[None, :]
-        key = tl.load(k + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        key = load_head(k, first_key + t + keys, in_keys, head, H, K, BK)
         scores = dot(queries, tl.trans(key), tl.zeros((BM, BN), tl.float32), WIDEN) * scale
         visible = in_keys[None, :]
         if CAUSAL:
             visible = visible & ((t + keys)[None, :] <= stands[:, None])
         weights, shrink, most, total = online_softmax(tl.where(visible, scores, float("-inf")), most, total)
-        value = tl.load(v + key_rows[:, None] + width[None, :], mask=inside, other=0.0)
+        value = load_head(v, first_key + t + keys, in_keys, head, H, K, BK)
         acc = dot(narrow(weights, v.dtype.element_ty, WIDEN), value, acc * shrink[:, None], WIDEN)
     # No key at all: the sum is empty and the answer zero.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out + q_rows[:, None] + width[None, :], narrow(acc, out.dtype.element_ty, WIDEN), mask=seen)
+    store_head(out, first_query + rows, in_rows, head, acc, H, K, BK, WIDEN)
 
 
 def jagged_attention(
@@ -107,52 +101,33 @@ def jagged_attention(
     if out.numel() == 0:
         return out
     num_sequences = len(query_ends) - 1
-    num_rows = _ROWS if num_queries >= _ROWS * num_sequences else _FEW_ROWS
-    tiles = (query_ends.diff() + num_rows - 1) // num_rows
-    ends = torch.cumsum(tiles, 0)
-    num_tiles_max = triton.cdiv(num_queries, num_rows) + num_sequences
-    tile_sequence = torch.searchsorted(ends, torch.arange(num_tiles_max, device=q_THK.device), right=True)
-    jagged_attention_kernel[(num_tiles_max, num_heads)](
+    num_rows = ROWS if num_queries >= ROWS * num_sequences else FEW_ROWS
+    tile_sequence, first_tile = lay_tiles(query_ends.diff(), num_queries, num_rows)
+    jagged_attention_kernel[(len(tile_sequence), num_heads)](
         q_THK.contiguous(),
         k_SHK.contiguous(),
         v_SHK.contiguous(),
         out,
         query_ends.int(),
         key_ends.int(),
-        tile_sequence.int(),
-        (ends - tiles).int(),
+        tile_sequence,
+        first_tile,
         num_sequences,
         scale * _LOG2_E,
         H=num_heads,
         K=head_width,
-        **_options(num_rows, head_width, q_THK.element_size()),
+        **launch_options(num_rows, head_width, q_THK.element_size()),
         CAUSAL=causal,
         WIDEN=interpreting(),
     )
     return out
 
 
-def _options(num_rows: int, head_width: int, item_bytes: int) -> dict[str, int]:
-    """Return tile sizes and launch options: eight warps hold 128 rows, four 64; float32 leaves room for one stage."""
-    width = max(16, int(triton.next_power_of_2(head_width)))
-    num_stages = 3 if item_bytes == 2 else 1
-    return {"BM": num_rows, "BN": _KEYS, "BK": width, "num_warps": num_rows // 16, "num_stages": num_stages}
+def _case(tile_rows: int, head_width: int, causal: bool) -> AotCase:
+    name = f"jagged_attention.{'causal' if causal else 'whole'}"
+    integers = ("query_ends", "key_ends", "tile_sequence", "first_tile")
+    constants = {"H": 2, "K": head_width, "CAUSAL": causal}
+    return attention_case(name, jagged_attention_kernel, tile_rows, integers, ("B",), constants)
 
 
-def _case(num_rows: int, head_width: int, causal: bool) -> AotCase:
-    options = _options(num_rows, head_width, item_bytes=2)
-    launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
-    floats = dict.fromkeys(("q", "k", "v", "out"), "*bf16")
-    integers = dict.fromkeys(("query_ends", "key_ends", "tile_sequence", "first_tile"), "*i32")
-    return AotCase(
-        name=f"jagged_attention.{'causal' if causal else 'whole'}.{num_rows}x{head_width}",
-        kernel=jagged_attention_kernel,
-        arguments=floats | integers | {"B": "i32", "scale": "fp32"},
-        constants=options | {"H": 2, "K": head_width, "CAUSAL": causal, "WIDEN": False},
-        aligned=(*floats, *integers),
-        tensor_cores="hgmma",
-        **launch,
-    )
-
-
-AOT_CASES = [_case(_ROWS, 64, True), _case(_ROWS, 128, True), _case(_FEW_ROWS, 64, False), _case(_ROWS, 128, False)]
+AOT_CASES = [_case(ROWS, 64, True), _case(ROWS, 128, True), _case(FEW_ROWS, 64, False), _case(ROWS, 128, False)]

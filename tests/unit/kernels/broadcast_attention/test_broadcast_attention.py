@@ -103,12 +103,12 @@ def test_large_scores_do_not_overflow(backend: Any) -> None:
 
 @pytest.mark.interpret
 def test_the_plan_covers_every_row_once() -> None:
-    from kernels.broadcast_attention.triton_kernel import plan_tiles
+    from kernels.gpu.attention import plan_tiles
 
     index = torch.tensor([3, 0, 3, 3, 1, 3])
-    order, first_candidate, tile_request, first_tile = plan_tiles(index, 5, num_queries=2, num_rows=4)
+    order, first_row, tile_request, first_tile = plan_tiles(index, 5, num_queries=2, tile_rows=4)
     assert order.tolist() == [1, 4, 0, 2, 3, 5]
-    assert first_candidate.tolist() == [0, 1, 2, 2, 6, 6]
+    assert first_row.tolist() == [0, 1, 2, 2, 6, 6]
     assert tile_request.tolist() == [0, 1, 3, 3, 5, 5, 5, 5]
     assert first_tile.tolist() == [0, 1, 2, 2, 4]
 
