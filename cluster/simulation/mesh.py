@@ -12,7 +12,7 @@ import numpy as np
 from cluster.simulation import stations
 from cluster.simulation.loop import LoopExecutor, SimulatedLoop, StuckError, run_simulated
 from cluster.simulation.network import CallRecord, Network, Replica, SimulatedHandle, Station
-from cluster.simulation.stores import SimulatedHashes, SimulatedStore, SimulatedUserLog
+from cluster.simulation.stores import SimulatedStore, SimulatedUserLog
 from cluster.simulation.world import END_S, NUM_INGRESS, NUM_SHARDS, STATIONS, TIERS, USERS, Append, Ask, Fault, World
 from models.config import RankerConfig
 from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
@@ -164,7 +164,7 @@ class SimulatedMesh:
             if kind == "sequence":
                 return stations.sequence(SimulatedUserLog(self.store), replica, clock, stamps, executor())
             if kind == "speculative":
-                return stations.speculative(SimulatedHashes(self.store), replica, clock, stamps)
+                return stations.speculative(self.store.hashes, replica, clock, stamps)
             if kind == "foundation":
                 return stations.FoundationStation(replica, clock, stamps, executor())
             return stations.RankingStation(which, replica, clock, stamps, executor())

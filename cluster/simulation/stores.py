@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -35,7 +35,7 @@ class SimulatedStore:
         self.is_silent = False
         self.slow_s = 0.0
         self.log = MemoryUserLog()
-        self.hashes: dict[str, dict[bytes, bytes]] = {}
+        self.hashes = SimulatedHashes(self.trip)
 
     async def trip(self) -> None:
         """Make one round trip.
@@ -101,48 +101,53 @@ class SimulatedUserLog:
 
 
 class SimulatedHashes:
-    """What the speculative store uses of a Redis client.
+    """What the speculative store uses of a Redis client, in a dictionary.
 
     Args:
-        store: Where it is.
+        trip: Makes one round trip; raises when nothing listens.
+
+    Attributes:
+        values: Fields and values by key.
+        expiries: Key to the time to live it was last given, seconds; nothing is forgotten.
     """
 
-    def __init__(self, store: SimulatedStore) -> None:
-        self._store = store
+    def __init__(self, trip: Callable[[], Awaitable[None]]) -> None:
+        self.trip = trip
+        self.values: dict[str, dict[bytes, bytes]] = {}
+        self.expiries: dict[str, int] = {}
 
     async def hvals(self, name: str) -> list[bytes]:
         """Return the values of a hash."""
-        await self._store.trip()
-        return list(self._store.hashes.get(name, {}).values())
+        await self.trip()
+        return list(self.values.get(name, {}).values())
 
     async def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> int:
         """Set fields of a hash."""
-        await self._store.trip()
+        await self.trip()
         return self.put(name, mapping)
 
     async def hdel(self, name: str, *keys: bytes) -> int:
         """Delete fields of a hash."""
-        await self._store.trip()
-        held = self._store.hashes.get(name, {})
+        await self.trip()
+        held = self.values.get(name, {})
         return sum(held.pop(key, None) is not None for key in keys)
 
     def pipeline(self, transaction: bool = True) -> _Pipeline:
         """Return a pipeline: all of it in one round trip."""
-        return _Pipeline(self._store, self)
+        return _Pipeline(self)
 
     def put(self, name: str, mapping: Mapping[bytes, bytes]) -> int:
         """Set fields at the server."""
-        held = self._store.hashes.setdefault(name, {})
+        held = self.values.setdefault(name, {})
         num_new = len(mapping.keys() - held.keys())
         held.update(mapping)
         return num_new
 
 
 class _Pipeline:
-    def __init__(self, store: SimulatedStore, client: SimulatedHashes) -> None:
-        self._store = store
-        self._client = client
-        self._commands: list[tuple[str, str, Any]] = []
+    def __init__(self, hashes: SimulatedHashes) -> None:
+        self._hashes = hashes
+        self._commands: list[Callable[[], int]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -151,20 +156,18 @@ class _Pipeline:
         self._commands.clear()
 
     def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> None:
-        self._commands.append(("hset", name, mapping))
+        self._commands.append(lambda: self._hashes.put(name, mapping))
 
     def expire(self, name: str, time: int) -> None:
-        self._commands.append(("expire", name, time))
+        self._commands.append(lambda: self._expire(name, time))
 
     def hlen(self, name: str) -> None:
-        self._commands.append(("hlen", name, None))
+        self._commands.append(lambda: len(self._hashes.values.get(name, {})))
 
     async def execute(self) -> list[int]:
-        await self._store.trip()
-        results = []
-        for command, name, mapping in self._commands:
-            if command == "hset":
-                results.append(self._client.put(name, mapping))
-            else:
-                results.append(1 if command == "expire" else len(self._store.hashes.get(name, {})))
-        return results
+        await self._hashes.trip()
+        return [command() for command in self._commands]
+
+    def _expire(self, name: str, time: int) -> int:
+        self._hashes.expiries[name] = time
+        return 1

@@ -109,11 +109,11 @@ async def test_one_batch_over_the_bound_is_cut() -> None:
 async def test_writing_the_same_batch_again_or_at_once_changes_nothing() -> None:
     rig = Rig()
     await rig.store.write(1, batch(1, 2))
-    before = dict(rig.redis.hashes)
+    before = dict(rig.redis.values)
 
     await asyncio.gather(*(rig.store.write(1, batch(1, 2)) for _ in range(5)))
 
-    assert rig.redis.hashes == before
+    assert rig.redis.values == before
 
 
 async def test_vectors_that_are_not_finite_are_neither_written_nor_read() -> None:
@@ -125,14 +125,14 @@ async def test_vectors_that_are_not_finite_are_neither_written_nor_read() -> Non
     assert await rig.keys() == [3]
     record = np.zeros(1, record_type(WIDTH, "float16"))
     record["key"], record["written_s"], record["vector"] = 9, int(rig.clock.now_s()), np.inf
-    rig.redis.hashes[rig.store.key(1)][b"9"] = record.tobytes()
+    rig.redis.values[rig.store.key(1)][b"9"] = record.tobytes()
     assert await rig.keys() == [3]
 
 
 async def test_records_of_another_layout_are_not_read() -> None:
     rig = Rig()
     await rig.store.write(1, batch(1))
-    rig.redis.hashes[rig.store.key(1)][b"2"] = b"short"
+    rig.redis.values[rig.store.key(1)][b"2"] = b"short"
 
     assert await rig.keys() == [1]
 
