@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,7 @@ def rank(url: str, user: str) -> int:
 
 @pytest.mark.slow
 def test_two_meshes_share_nothing_and_an_ended_one_leaves_nothing(mesh: Mesh, world_dir: Path) -> None:
-    event = {"event_id": "1", "user_id": "shared-name", "item_id": 1, "weight": 5, "timestamp_s": 1_900_000_000}
+    event = {"event_id": "1", "user_id": "shared-name", "item_id": 1, "weight": 5, "timestamp_s": int(time.time())}
     with hosted_world(world_dir, world_config(world_dir, "second")) as (second, _):
         assert Mesh.find("second", world_dir) is not None
         assert Mesh.find("integration", world_dir) is not None
