@@ -306,7 +306,9 @@ class Foundation(Station):
         assert part is not None  # deployed only where there is one
         super().__init__(place, part.replicas.threads)
         versions = self.follow(lambda base: open_ranker(place, base, None, self.logger))
-        self.service = FoundationService(part.service, versions, self.clock, self.replica, self.logger)
+        # Work after the answer, for answers to come: it gets what the stations that somebody waits for leave.
+        behind = quiet_threads(1)
+        self.service = FoundationService(part.service, versions, self.clock, self.replica, self.logger, behind)
 
     async def precompute(
         self,

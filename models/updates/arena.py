@@ -90,6 +90,11 @@ class RowArena:
         return self._num_rows
 
     @property
+    def num_slots(self) -> int:
+        """Places for blocks, spare ones included."""
+        return len(self._blocks)
+
+    @property
     def num_free(self) -> int:
         """Free slots."""
         return len(self._free)

@@ -4,9 +4,10 @@ A reader takes ``LiveWeights.state`` once and uses it to the end of its request:
 what was built from them (a network) belong to one stamp. An update prepares the next state beside the current one and
 then flips the pointer; if anything fails before the flip, the old state goes on serving, and the status says why.
 
-Slots of old blocks are free again when no state that names them is held by anybody: states are ordered by epoch, a dead
-state only notes its epoch, and the next update sweeps. A state that a reader holds for long costs spare blocks, and an
-update that finds none is refused, not the reader.
+Slots of old blocks are free again when no state that names them is held by anybody: states are ordered by epoch, a
+block is named by the states from its birth to its death, a dead state only notes its epoch, and the next update sweeps.
+So a state that a reader holds for long costs the blocks that have changed since, once, however many updates come after
+it; an update that finds no free block is refused, not the reader.
 """
 
 from __future__ import annotations
@@ -255,7 +256,8 @@ class LiveWeights:
         self._epoch = 0
         self._alive: set[int] = set()
         self._dead_epochs: deque[int] = deque()
-        self._dead_slots: deque[tuple[int, str, tuple[int, ...]]] = deque()
+        self._born = {key: np.zeros(arena.num_slots, np.int64) for key, arena in self._arenas.items()}
+        self._dead_slots: list[tuple[int, str, Ids]] = []
         self._undos: deque[_Undo] = deque()
         self._kept: dict[str, LiveState] = {}  # replaced, never changed: readers look things up in it at any time
         self._asked_for: frozenset[str] = frozenset()
@@ -418,8 +420,10 @@ class LiveWeights:
             for key, result in written.items():
                 self._arenas[key].release(result.fresh)
             raise
+        epoch = self._epoch + 1
         for key, result in written.items():
-            self._dead_slots.append((self._epoch + 1, key, result.dead))
+            self._born[key][np.array(result.fresh, np.int64)] = epoch
+            self._dead_slots.append((epoch, key, np.array(result.dead, np.int64)))
         old_whole = {key: state.whole[key] for key in change.whole}
         size = sum(ids.nbytes + old.nbytes for ids, old in undo_rows.values())
         size += sum(array.nbytes for array in old_whole.values())
@@ -462,12 +466,17 @@ class LiveWeights:
         return stamp not in self._asked_for and state is not self._state
 
     def _sweep(self) -> None:
+        """Give back the blocks that only states named which nobody holds any more."""
         while self._dead_epochs:
             self._alive.discard(self._dead_epochs.popleft())
-        oldest = min(self._alive)
-        while self._dead_slots and self._dead_slots[0][0] <= oldest:
-            _, key, slots = self._dead_slots.popleft()
-            self._arenas[key].release(slots)
+        alive = np.array(sorted(self._alive))  # the last one is the current state's: no block is younger
+        waiting: list[tuple[int, str, Ids]] = []
+        for died, key, slots in self._dead_slots:
+            is_named = alive[np.searchsorted(alive, self._born[key][slots])] < died
+            self._arenas[key].release(slots[~is_named].tolist())
+            if is_named.any():
+                waiting.append((died, key, slots[is_named]))
+        self._dead_slots = waiting
 
     def _flip(self, state: LiveState) -> None:
         self._epoch += 1

@@ -36,22 +36,24 @@ class LiveSeries(Generic[PartT]):
     def advance(self, sequence: int) -> None:
         """Take up the state after a delta; the deltas up to it become one state, not one each.
 
-        Except where a delta brings golden answers: its own state is made and must give them.
+        Except that the newest golden answers among them are those of a state of its own, which must give them. Older
+        ones are of states that no request will ask for.
 
         Raises:
             DeltaError: a delta is missing, damaged, not the next one, or does not fit.
-            WeightsError: a state does not give its golden answers.
+            WeightsError: the state does not give its golden answers.
             OverloadedError: so many old states are held that there is no room for another; may be tried again.
         """
         start = self.weights.state.sequence
         batch: list[Delta] = []
+        num_bytes = 0
         for delta in self._log.since(start, limit=max(sequence - start, 0)):
             batch.append(delta)
-            if brings_golden(delta) or sum(len(each.payload) for each in batch) > BATCH_BYTES_MAX:
-                self.weights.apply_all(batch)
-                batch = []
-        if batch:
-            self.weights.apply_all(batch)
+            num_bytes += len(delta.payload)
+            if num_bytes > BATCH_BYTES_MAX:
+                self._take_up(batch)
+                batch, num_bytes = [], 0
+        self._take_up(batch)
         if (found := self.weights.state.sequence) != sequence:
             base = self._log.base
             raise DeltaGapError(
@@ -61,6 +63,12 @@ class LiveSeries(Generic[PartT]):
                 expected=sequence,
                 found=found,
             )
+
+    def _take_up(self, batch: list[Delta]) -> None:
+        last = max((number for number, delta in enumerate(batch, 1) if brings_golden(delta)), default=0)
+        for part in (batch[:last], batch[last:]):
+            if part:
+                self.weights.apply_all(part)
 
     def at(self, stamp: str) -> PartT:
         """Return the part of a held state.

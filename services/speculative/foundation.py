@@ -5,6 +5,7 @@ At this stage the foundation model is the ranker's own full network.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from typing import Any, Self
 
 import numpy as np
@@ -41,6 +42,7 @@ class FoundationService:
         clock: Time.
         replica: Name of this replica.
         logger: Where failed calls are logged.
+        executor: Computes embeddings, in order; None: a thread of its own.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class FoundationService:
         clock: Clock,
         replica: str,
         logger: JsonLogger | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._versions = versions
-        self._worker = Worker(STATION, config.queue_max)
+        self._worker = Worker(STATION, config.queue_max, executor=executor)
         self._clock = clock
         self._replica = replica
 

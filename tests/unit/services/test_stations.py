@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,28 @@ async def foundation() -> AsyncIterator[FoundationService]:
     service = FoundationService(config, OneVersion(VERSION, RANKER), ManualClock(), "foundation-0", logger())
     yield service
     await service.aclose()
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Counts what it is given."""
+
+    count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Count one more."""
+        self.count += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+async def test_embeddings_are_computed_where_the_replica_says() -> None:
+    features, rows = await inputs([1, 2, 3])
+    with CountingExecutor(1) as executor:
+        service = FoundationService(
+            FoundationConfig(), OneVersion(VERSION, RANKER), ManualClock(), "foundation-0", logger(), executor
+        )
+        await service.precompute(spec_task(), np.array([0], np.int32), features, None, *rows)
+        await service.aclose()
+    assert executor.count == 1
 
 
 async def test_features_are_stamped_and_unknown_ids_counted() -> None:

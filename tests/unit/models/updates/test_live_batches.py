@@ -81,6 +81,20 @@ def test_an_update_waits_for_states_that_are_asked_for() -> None:
     assert live.stamps() == ("v+1", "v+3", "v+4"), "v+2 was not asked for, so it made room"
 
 
+def test_a_state_that_is_asked_for_costs_its_blocks_once() -> None:
+    """A request that runs long, and a hundred updates after it: each finds room, and the old state stays as it was."""
+    live = weights(keep_states=4, spare_blocks_min=26)  # twice the blocks of the table
+    kept = live.state.array(ITEM)
+    live.keep(["v"])
+    for delta in deltas(100):
+        live.apply(delta)
+    assert live.state.sequence == 100
+    np.testing.assert_array_equal(live.at("v").array(ITEM), kept)
+    live.keep(["v+100"])
+    live.apply(deltas(101)[-1])
+    assert live.status().blocks_free >= 13, "the old state's blocks are free again"
+
+
 def test_blocks_of_states_that_are_asked_for_are_not_taken() -> None:
     live, made = weights(keep_states=2), deltas(3)
     kept = live.state.array(ITEM)
