@@ -21,13 +21,11 @@ from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from benchmarks.services.carrying import NUM_FEATURES, carrying_batch, carrying_config, carrying_rows
 from shared.clock import SystemClock
 from shared.wire import BatchLimits, CandidateBatch, IdLists, decode_batch, encode_request, split_request
+from shared.wire.client import ZSTD_LEVEL
 
 NUM_CANDIDATES = 1_000
 NUM_ROUNDS, NUM_WARMUP = 30, 3
 QUICK_ROUNDS, QUICK_WARMUP = 5, 1
-LEVEL = 1
-"""Of zstd: what the client uses."""
-
 FIELDS: dict[str, Any] = {"user_id": 6040, "surface": "feed", "limit": 50, "deadline_ms": 200}
 LIMITS = BatchLimits(candidates_max=2_000, features_max=64, feature_ids_max=200_000)
 
@@ -37,7 +35,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     rounds, warmup = (QUICK_ROUNDS, QUICK_WARMUP) if options.quick else (NUM_ROUNDS, NUM_WARMUP)
     batch = carrying_batch(NUM_CANDIDATES, options.seed)
     rows = FIELDS | {"candidates": batch.ids, "features": carrying_rows(batch)}
-    zstd = zstandard.ZstdCompressor(level=LEVEL)
+    zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
     columns = encode_request(FIELDS, batch)
     bodies = {"columns": columns, "json": orjson.dumps(rows), "json_columns": orjson.dumps(_as_lists(batch))}
     _, block = split_request(columns)
@@ -52,7 +50,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         rounds, warmup, options.seed, SystemClock(),
     )  # fmt: skip
     params: dict[str, Param] = {
-        "candidates": NUM_CANDIDATES, "features": NUM_FEATURES, "zstd_level": LEVEL,
+        "candidates": NUM_CANDIDATES, "features": NUM_FEATURES, "zstd_level": ZSTD_LEVEL,
         "load_average": round(os.getloadavg()[0], 1),
     }  # fmt: skip
     small = {name: len(zstd.compress(body)) for name, body in bodies.items()}

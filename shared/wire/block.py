@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.errors import InvalidRequestError
 from shared.hashing import ID_CHARS_MAX, canonical_id
-from shared.wire.codec import Reader, malformed, refuse, write_floats, write_integers
+from shared.wire.codec import Reader, malformed, possible_digits, refuse, write_floats, write_integers
 from shared.wire.columns import TEXT, CandidateBatch, Column, IdLists, Numbers
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -51,8 +53,12 @@ def encode_batch(batch: CandidateBatch) -> bytes:
     if texts:
         write_integers(out, np.array([len(text) for text in texts], np.int64))
         out += texts
+    floats = {name: values for name, column in batch.features.items() if (values := _floats(column)) is not None}
+    digits = dict(zip(floats, possible_digits(list(floats.values())), strict=True))
+    # Features of one id a candidate share their offsets, most often: each array of them is written once.
+    lengths: dict[int, list[bytes]] = {}
     for name, column in batch.features.items():
-        _write_feature(out, name, column, len(batch))
+        _write_feature(out, name, column, len(batch), digits.get(name, ()), lengths)
     return b"".join(out)
 
 
@@ -92,28 +98,37 @@ def decode_batch(block: bytes, limits: BatchLimits) -> CandidateBatch:
     return CandidateBatch(integers, texts, features)
 
 
-def _write_feature(out: list[bytes], name: str, column: Column, count: int) -> None:
+def _floats(column: Column) -> npt.NDArray[np.float32] | None:
+    return column.values if isinstance(column, Numbers) else column.weights
+
+
+def _write_feature(
+    out: list[bytes], name: str, column: Column, count: int, digits: Sequence[int], lengths: dict[int, list[bytes]]
+) -> None:
     if not NAME.fullmatch(name):
         raise ValueError(f"a feature's name must match {NAME.pattern}, is {name!r}")
     if isinstance(column, Numbers):
         if column.values.shape != (count,):
             raise ValueError(f"{name} must have {count} numbers, has {column.values.shape}")
         out.append(_named(name, NUMBERS))
-        write_floats(out, column.values)
+        write_floats(out, column.values, digits)
         return
-    weights, num_ids = column.weights, len(column.ids)
-    is_whole = len(column.offsets) == count + 1 and column.offsets[0] == 0 and column.offsets[-1] == num_ids
+    offsets, weights, num_ids = column.offsets, column.weights, len(column.ids)
+    is_whole = len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == num_ids
     if not is_whole or (weights is not None and weights.shape != (num_ids,)):
         raise ValueError(f"{name} must have {count + 1} offsets from 0 to {num_ids} and as many weights, if any")
     out.append(_named(name, ID_LISTS if weights is None else WEIGHTED_ID_LISTS))
-    write_integers(out, np.diff(column.offsets))
+    if (written := lengths.get(id(offsets))) is None:
+        written = lengths[id(offsets)] = []
+        write_integers(written, offsets[1:] - offsets[:-1])
+    out += written
     write_integers(out, column.ids)
     if weights is not None:
-        write_floats(out, weights)
+        write_floats(out, weights, digits)
 
 
 def _named(name: str, kind: int) -> bytes:
-    return bytes((len(name), *name.encode("ascii"), kind))
+    return b"%c%b%c" % (len(name), name.encode("ascii"), kind)
 
 
 def _read_feature(reader: Reader, count: int, ids_max: int) -> tuple[str, Column]:

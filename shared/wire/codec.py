@@ -9,6 +9,7 @@ ten; others are planes of half or single precision. Nothing is lost either way: 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,12 +22,16 @@ _BASE = struct.Struct("<Bq")
 _KIND = struct.Struct("<B")
 _CONSTANT = struct.Struct("<Bf")
 _WORDS: dict[int, np.dtype[Any]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+_WORD_OF = (0, 1, 2, 4, 4, 8, 8, 8, 8)
+"""Bytes of the smallest word that holds so many bytes."""
+
 _DECIMAL = 16
 """Kind of a float column that is an integer column over 10 ** (kind - 16)."""
 
 _DIGITS_MAX = 6
-_POWERS = 10.0 ** np.arange(_DIGITS_MAX + 1)[:, None]
+_POWERS = 10.0 ** np.arange(_DIGITS_MAX + 1)[:, None, None]
 _DECIMALS_MAX = float(2**40)
+_EMPTY_FLOATS = _KIND.pack(_DECIMAL) + _BASE.pack(0, 0)
 _SAMPLE = 8
 
 _FLOATS: dict[int, np.dtype[Any]] = {size: np.dtype(f"<f{size}") for size in (2, 4)}
@@ -99,9 +104,10 @@ class Reader:
             malformed(field, f"must have a width of at most 8 bytes, has {width}", 8, width)
         if width == 0:
             return np.full(count, base, np.int64)
-        values = self._planes(field, count, width, 8).view(np.uint64)
-        values += np.uint64(base & _MASK)
-        return values.view(np.int64)
+        values = self._planes(field, count, width).astype(np.int64)
+        if base:
+            values += base  # modulo 2^64, as the format says
+        return values
 
     def lengths(self, field: str, count: int, total_max: int) -> npt.NDArray[np.int64]:
         """Return the next integer column as offsets: int64 [count + 1], from 0 to at most ``total_max``.
@@ -136,17 +142,19 @@ class Reader:
             return _decimal_values(self.integers(field, count), kind - _DECIMAL)
         if kind not in _FLOATS:
             malformed(field, f"must be floats of kind 0, 2, 4 or 16 to 22, is {kind}", "0, 2, 4, 16-22", kind)
-        values = self._planes(field, count, kind, kind).view(_FLOATS[kind])
-        return np.asarray(values, np.float32)
+        return np.asarray(self._planes(field, count, kind).view(_FLOATS[kind]), np.float32)
 
-    def _planes(self, field: str, count: int, width: int, word: int) -> npt.NDArray[np.uint8]:
-        """Return ``count`` words of ``word`` bytes, the lower ``width`` of them from the next planes: uint8 flat."""
+    def _planes(self, field: str, count: int, width: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return ``count`` words of the next ``width`` planes, in the smallest word that holds them."""
         begin = self.skip(field, count * width)
-        planes = np.frombuffer(self._data, np.uint8, count * width, begin).reshape(width, count)
-        values = np.zeros((count, word), np.uint8) if width < word else np.empty((count, word), np.uint8)
-        for index in range(width):
-            values[:, index] = planes[index]
-        return values.reshape(-1)
+        planes = np.frombuffer(self._data, np.uint8, count * width, begin)
+        if width == 1:
+            return planes
+        word = _WORDS[_WORD_OF[width]]
+        values = planes[:count].astype(word)
+        for index in range(1, width):
+            values |= planes[index * count : (index + 1) * count].astype(word) << word.type(8 * index)
+        return values
 
 
 def write_integers(out: list[bytes], values: npt.NDArray[np.int64]) -> None:
@@ -154,26 +162,48 @@ def write_integers(out: list[bytes], values: npt.NDArray[np.int64]) -> None:
     if not len(values):
         out.append(_BASE.pack(0, 0))
         return
-    base = int(values.min())
-    span = int(values.max()) - base
-    width = (span.bit_length() + 7) // 8
-    out.append(_BASE.pack(width, base))
-    if width:
-        distances = values.view(np.uint64) - np.uint64(base & _MASK)
-        word = next(size for size in _WORDS if size >= width)
-        _write_planes(out, distances.astype(_WORDS[word]), width)
+    # As unsigned ones, below zero is above all else. One value far enough below shows that no base saves a byte.
+    most, one = int(np.maximum.reduce(values.view(np.uint64))), int(values[0])
+    if 0 <= one <= most < 1 << 63 and _bytes_of(most - one) == _bytes_of(most):
+        _write_distances(out, values, 0, most)
+        return
+    least = int(np.minimum.reduce(values))
+    _write_distances(out, values, least, int(np.maximum.reduce(values)))
 
 
-def write_floats(out: list[bytes], values: npt.NDArray[np.float32]) -> None:
-    """Append a float column: float32 [n], in the smallest form that gives back the same bits."""
-    bits = values.view(np.uint32)
-    if len(values) and bool((bits == bits[0]).all()):
+def possible_digits(columns: Sequence[npt.NDArray[np.float32]]) -> list[list[int]]:
+    """Return which numbers of decimal digits the first values of each column allow, fewest first.
+
+    For ``write_floats``: all columns of a request cost hardly more than one, because numpy's calls do, not the values.
+    """
+    sample = np.zeros((len(columns), _SAMPLE), np.float32)
+    for row, values in zip(sample, columns, strict=True):
+        row[: len(values)] = values[:_SAMPLE]
+    scaled = np.rint(sample.astype(np.float64) * _POWERS)
+    same = (scaled / _POWERS).astype(np.float32) == sample
+    return [[digits for digits, fits in enumerate(row) if fits] for row in same.all(axis=2).T.tolist()]
+
+
+def write_floats(
+    out: list[bytes], values: npt.NDArray[np.float32], digits_possible: Iterable[int] | None = None
+) -> None:
+    """Append a float column in the smallest form that gives back the same bits.
+
+    Args:
+        out: Takes the bytes.
+        values: float32 [n].
+        digits_possible: What ``possible_digits`` found for the column; None: found here.
+    """
+    if not len(values):
+        out.append(_EMPTY_FLOATS)
+        return
+    # Python's floats from here on; both are NaN if one value is.
+    least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    if least == most and bool((values.view(np.uint32) == values.view(np.uint32)[0]).all()):
         out.append(_CONSTANT.pack(0, values[0]))
         return
-    for digits in _possible_digits(values[:_SAMPLE]):
-        if (found := _decimals(values, digits)) is not None:
-            out.append(_KIND.pack(_DECIMAL + digits))
-            write_integers(out, found)
+    for digits in possible_digits([values])[0] if digits_possible is None else digits_possible:
+        if _write_decimals(out, values, digits, least, most):
             return
     with np.errstate(over="ignore"):
         half = values.astype(_FLOATS[2])
@@ -183,28 +213,50 @@ def write_floats(out: list[bytes], values: npt.NDArray[np.float32]) -> None:
     _write_planes(out, half if width == 2 else np.ascontiguousarray(values, _FLOATS[4]), width)
 
 
-def _possible_digits(sample: npt.NDArray[np.float32]) -> list[int]:
-    """Return which numbers of digits the first values allow, fewest first."""
-    scaled = np.rint(sample.astype(np.float64) * _POWERS)
-    same = (scaled / _POWERS).astype(np.float32) == sample
-    found: list[int] = np.flatnonzero(same.all(axis=1)).tolist()
-    return found
-
-
-def _decimals(values: npt.NDArray[np.float32], digits: int) -> npt.NDArray[np.int64] | None:
-    """Return the values times a power of ten, int64, if that gives back the same bits; else None."""
-    scaled = np.rint(values.astype(np.float64) * 10.0**digits)
-    if not bool((np.abs(scaled) <= _DECIMALS_MAX).all()):  # NaN and infinity too
-        return None
-    integers = scaled.astype(np.int64)
-    same = _decimal_values(integers, digits).view(np.uint32) == values.view(np.uint32)
-    return integers if bool(same.all()) else None
+def _write_decimals(out: list[bytes], values: npt.NDArray[np.float32], digits: int, least: float, most: float) -> bool:
+    """Append the values times a power of ten, if that gives back the same bits; else nothing and return False."""
+    power = 10.0**digits
+    if not max(-least, most) * power <= _DECIMALS_MAX:  # NaN and infinity too
+        return False
+    scaled = np.multiply(values, power, dtype=np.float64)
+    np.rint(scaled, out=scaled)
+    if least <= 0.0:
+        scaled += 0.0  # no integer is -0.0, so it must not compare as one
+    # What a decoder does, on the floats that the integers are; bytes compare faster than arrays.
+    if (scaled / power).astype(np.float32).tobytes() != values.tobytes():
+        return False
+    base, end = round(least * power), round(most * power)
+    out.append(_KIND.pack(_DECIMAL + digits))
+    narrow = np.int32 if base >= -(2**31) and end < 2**31 else np.int64
+    _write_distances(out, scaled.astype(narrow), base, end)
+    return True
 
 
 def _decimal_values(integers: npt.NDArray[np.int64], digits: int) -> npt.NDArray[np.float32]:
     return (integers / 10.0**digits).astype(np.float32)
 
 
+def _bytes_of(distance: int) -> int:
+    return (distance.bit_length() + 7) // 8
+
+
+def _write_distances(out: list[bytes], values: npt.NDArray[np.signedinteger[Any]], least: int, most: int) -> None:
+    """Append an integer column between these bounds, which one value each has, or ``least`` is 0."""
+    width = _bytes_of(most - least)
+    base = 0 if least >= 0 and _bytes_of(most) == width else least
+    out.append(_BASE.pack(width, base))
+    if not width:
+        return
+    # Low bytes of a distance need low bytes alone: narrow first, subtract modulo the word.
+    word = _WORDS[_WORD_OF[width]]
+    distances = values.astype(word)
+    if base:
+        distances -= word.type(base & ((1 << (8 * word.itemsize)) - 1))
+    _write_planes(out, distances, width)
+
+
 def _write_planes(out: list[bytes], words: npt.NDArray[Any], width: int) -> None:
-    planes = words.view(np.uint8).reshape(len(words), words.itemsize)
-    out.append(np.ascontiguousarray(planes.T[:width]).tobytes())
+    if words.itemsize == 1:
+        out.append(words.tobytes())
+        return
+    out.append(words.view(np.uint8).reshape(len(words), words.itemsize).T[:width].tobytes())

@@ -88,6 +88,35 @@ def test_a_column_is_as_wide_as_its_values_need(most: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "base"),
+    [
+        (ints(9, 3, 200), 0),
+        (ints(300, 299, 301), 299),
+        (ints(300, 1, 301), 0),
+        (ints(-1, 5), -1),
+        (ints(7, 7), 7),
+        (ints(2**62, -(2**62)), -(2**62)),
+    ],
+)
+def test_a_base_is_written_where_it_saves_a_byte(values: np.ndarray[tuple[int], np.dtype[np.int64]], base: int) -> None:
+    out: list[bytes] = []
+    write_integers(out, values)
+    assert struct.unpack_from("<Bq", b"".join(out))[1] == base
+    assert Reader(b"".join(out)).integers("x", len(values)).tolist() == values.tolist()
+
+
+def test_features_with_one_array_of_offsets_are_as_those_with_copies_of_it() -> None:
+    offsets = ints(0, 2, 2, 3)
+    features = {name: IdLists(offsets, ints(1, 2, 3)) for name in "ab"} | {"c": IdLists(ints(0, 0, 0, 1), ints(7))}
+    copies = {name: IdLists(column.offsets.copy(), column.ids) for name, column in features.items()}
+    block = encode_batch(CandidateBatch.of([1, 2, 3], features))
+    assert block == encode_batch(CandidateBatch.of([1, 2, 3], copies))
+    np.testing.assert_equal(dataclasses.asdict(decode_batch(block, LIMITS))["features"], {
+        name: dataclasses.asdict(column) for name, column in copies.items()
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("values", "size"),
     [
         (floats(0.1, 0.1, 0.1), 5),
@@ -98,8 +127,25 @@ def test_a_column_is_as_wide_as_its_values_need(most: int, width: int) -> None:
         (floats(math.pi, 1.0, 2.0), 1 + 4 * 3),
         (floats(math.nan, 1.0, 2.0), 1 + 4 * 3),
         (floats(-0.0, 1.0, 2.0), 1 + 2 * 3),
+        (floats(-0.0, 0.0), 1 + 2 * 2),
+        (floats(-3e6, 3e6, 0.5), 1 + 9 + 4 * 3),
+        (floats(-0.5, 2.0**36, 2.0), 1 + 9 + 5 * 3),
+        (floats(2.0**41, 2.0, 0.1), 1 + 4 * 3),
     ],
-    ids=["constant", "whole", "2 digits", "3 digits", "half precision", "single precision", "NaN", "minus zero"],
+    ids=[
+        "constant",
+        "whole",
+        "2 digits",
+        "3 digits",
+        "half precision",
+        "single precision",
+        "NaN",
+        "minus zero",
+        "zeros of both signs",
+        "below zero",
+        "beyond 32 bits",
+        "beyond what decimals hold",
+    ],
 )
 def test_floats_take_the_smallest_form_that_loses_nothing(
     values: np.ndarray[tuple[int], np.dtype[np.float32]], size: int
