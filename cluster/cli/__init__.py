@@ -9,6 +9,7 @@ import typer
 
 from cluster.cli import (
     bench,
+    chaos,
     delta,
     events,
     frontier,
@@ -73,5 +74,6 @@ for module in (
 ):
     app.registered_commands += module.app.registered_commands
 app.add_typer(events.app, name="events")
+app.add_typer(chaos.app, name="chaos")
 
 __all__ = ["app"]

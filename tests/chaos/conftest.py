@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from benchmarks.chaos.traffic import WarmTraffic
+from benchmarks.chaos.world import hosted_world, world_config
 from benchmarks.client import MeshClient
 from benchmarks.site import Site
 from cluster.local import Mesh
 from shared.clock import SystemClock
-from tests.helpers.hosted_world import hosted_world, world_config
-from tests.helpers.warm_traffic import WarmTraffic
 
 CLIENT_TIMEOUT_S = 10.0
 """An answer that takes longer has hung: ten times the budget of the requests."""

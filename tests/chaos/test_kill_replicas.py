@@ -12,9 +12,9 @@ import signal
 
 import pytest
 
+from benchmarks.chaos.traffic import DEADLINE_MS, WarmTraffic
 from benchmarks.client import count_outcomes
 from services.ingress.directory import DeploymentStatus, StatusBody
-from tests.helpers.warm_traffic import DEADLINE_MS, WarmTraffic
 
 RATE_PER_S = 20.0
 BEFORE_S = 2.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.chaos.world import hosted_world, world_config
 from benchmarks.site import Site
 from cluster.local import Mesh
-from tests.helpers.hosted_world import hosted_world, world_config
 
 
 @pytest.fixture(scope="session")

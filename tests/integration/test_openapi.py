@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from benchmarks.chaos.world import world_dataset
 from benchmarks.site import Site
 from shared.hashing import canonical_id
-from tests.helpers.world import world_dataset
 
 OPERATIONS = [
     ("POST", "/v1/rank"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.chaos.world import hosted_world, world_config
 from cluster.local import Mesh
 from cluster.loopback import is_listening
 from cluster.processes import members
-from tests.helpers.hosted_world import hosted_world, world_config
 
 
 def rank(url: str, user: str) -> int:

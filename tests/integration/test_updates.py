@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.cases import HISTORY_KINDS, Case, CaseSource
+from benchmarks.chaos.world import hosted_world, world_config, world_dataset
 from benchmarks.client import Answer, MeshClient
 from benchmarks.judge import Judge
 from benchmarks.load import open_loop
@@ -27,9 +28,7 @@ from shared.clock import SystemClock
 from shared.schema.api import RankRequest
 from shared.weights import WeightStore
 from shared.weights.deltas import parse_stamp
-from tests.helpers.hosted_world import hosted_world, world_config
 from tests.helpers.updated_mesh import publish_source
-from tests.helpers.world import world_dataset
 from training.publish import golden_request
 
 pytestmark = pytest.mark.timeout(240)  # the first of them starts a mesh

@@ -17,7 +17,7 @@ from shared.errors import ConfigError, StageUnavailableError
 VERBS = {
     *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "tables"),
     *("rollout", "rollback"),
-    *("quantize", "tune", "frontier", "plan", "bench", "compare", "verify"),
+    *("quantize", "tune", "frontier", "plan", "bench", "compare", "verify", "chaos"),
 }
 
 

@@ -1,0 +1,147 @@
+"""What a run came to: counts, what each fault cost, and how long the mesh took to be itself again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.chaos.scenario import Allowed
+from benchmarks.chaos.schedule import Planned
+
+HEALTHY_S = 1.0
+"""Answers of so long, all whole and in normal time, make a mesh healthy again."""
+
+LATE_SLACK_MS = 750.0
+"""Between the deadline and the last byte on a busy two-core machine, a retry by the balancer included."""
+
+_LOST = ("broken", "hung", "not_sent")
+_SERVER_ERRORS = ("failed", "unavailable", "deadline", "garbled")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One request of the load.
+
+    Args:
+        due_s: When it was due, seconds since the load began.
+        latency_ms: From then to the last byte of the answer.
+        outcome: See ``benchmarks.client.Answer``, or ``not_sent``.
+        reasons: Part -> why it was replaced, of a marked answer.
+        wrong: What the oracle has against the answer.
+        by_form: Only its form could be judged: nobody outside knew the history that it was made with.
+        detail: What went wrong in words.
+    """
+
+    due_s: float
+    latency_ms: float
+    outcome: str
+    reasons: tuple[tuple[str, str], ...] = ()
+    wrong: tuple[str, ...] = ()
+    by_form: bool = False
+    detail: str = ""
+
+    @property
+    def cost(self) -> Allowed | None:
+        """What the request was denied: an answer, or an answer that is no error; None: it was answered or shed."""
+        if self.outcome in _LOST:
+            return "lost"
+        return "server_errors" if self.outcome in _SERVER_ERRORS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """One fault as it happened.
+
+    Args:
+        planned: What was planned.
+        at_s: When it was put in, seconds since the load began.
+        what: What was done, e.g. ``process 123``; empty when there was no victim.
+        healed_s: When it was taken back; None for a kill.
+        error: Why it could not be put in, or taken back.
+    """
+
+    planned: Planned
+    at_s: float
+    what: str
+    healed_s: float | None = None
+    error: str = ""
+
+
+def normal_ms(calm: Sequence[Observed], slack: float) -> float:
+    """Return the latency up to which an answer is normal: the calm's 99th percentile times a slack.
+
+    Raises:
+        ValueError: the calm has no whole answer.
+    """
+    latencies = [each.latency_ms for each in calm if each.outcome == "ok"]
+    if not latencies:
+        raise ValueError("no whole answer before the first fault: the mesh cannot bear this load")
+    return float(np.quantile(latencies, 0.99)) * slack
+
+
+def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit_ms: float) -> float | None:
+    """Return how long after a fault the mesh was itself again.
+
+    That is the begin of the first second, after the last answer that was not whole, whose answers are all normal: after
+    the last one, so that a mesh that is well for a second and then worse has not recovered.
+
+    Args:
+        observed: Requests by due time.
+        begin_s: When the fault was put in.
+        end_s: When the next one was, or the end of the load.
+        limit_ms: Normal latency.
+
+    Returns:
+        Seconds; 0 when no answer was touched; None when it was not itself again by ``end_s``.
+    """
+    window = [each for each in observed if begin_s <= each.due_s < end_s]
+    touched = [each.outcome != "ok" or each.latency_ms > limit_ms for each in window]
+    if not any(touched):
+        return 0.0
+    last_bad = max((number for number, each in enumerate(window) if each.outcome != "ok"), default=-1)
+    for number in range(last_bad + 1, len(window)):
+        start_s = window[number].due_s
+        if start_s + HEALTHY_S > end_s:
+            return None
+        following = [
+            touched[later] for later in range(number, len(window)) if window[later].due_s < start_s + HEALTHY_S
+        ]
+        if not any(following):
+            return start_s - begin_s
+    return None
+
+
+def ends_of(faults: Sequence[Injected], duration_s: float, pair_gap_s: float = 0.0) -> list[float]:
+    """Return where the time of each fault ends: at the next one that is not its pair, or at the end of the load."""
+    ends = []
+    for number, fault in enumerate(faults):
+        later = [other.at_s for other in faults[number + 1 :] if other.at_s > fault.at_s + pair_gap_s]
+        ends.append(min(later, default=duration_s))
+    return ends
+
+
+def degraded_by(observed: Sequence[Observed]) -> dict[str, int]:
+    """Return how many answers were marked for each part and reason, most frequent first."""
+    marks = Counter(f"{part}: {why}" for each in observed for part, why in each.reasons)
+    return dict(marks.most_common())
+
+
+def not_allowed(observed: Sequence[Observed], faults: Sequence[Injected], ends: Sequence[float], lead_s: float) -> int:
+    """Return how many requests were denied what no fault of their time allows to be denied.
+
+    Args:
+        observed: Requests.
+        faults: Faults.
+        ends: ``ends_of`` them.
+        lead_s: A request that was due so long before a fault may still have met it.
+    """
+    count = 0
+    for each in observed:
+        if each.cost is None:
+            continue
+        meets = [fault for fault, end_s in zip(faults, ends, strict=True) if fault.at_s - lead_s <= each.due_s < end_s]
+        count += not any(each.cost in fault.planned.plan.allows for fault in meets)
+    return count

@@ -1,0 +1,222 @@
+"""Runs a scenario: mesh, load and faults at the same time; judges every answer once the load is over."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import orjson
+
+from benchmarks.chaos.faults import Fault, Scene, make_fault
+from benchmarks.chaos.outcome import Injected, Observed
+from benchmarks.chaos.report import After, Report, make_report, timeline
+from benchmarks.chaos.scenario import Scenario, load_scenario, mesh_config
+from benchmarks.chaos.schedule import Planned, Schedule, make_schedule
+from benchmarks.chaos.traffic import Sent, WarmTraffic
+from benchmarks.chaos.world import hosted_world, load_histories, store_config, with_world
+from benchmarks.client import MeshClient
+from benchmarks.load import Load
+from benchmarks.site import Site
+from cluster.config import MeshConfig
+from cluster.local import Mesh
+from services.ingress.directory import StatusBody
+from services.sequence.service import STALE_HISTORY
+from shared.clock import Clock, SystemClock
+from shared.errors import ConfigError, RankMeshError
+from shared.userlog import connect
+from shared.weights import WeightStore
+
+CLIENT_TIMEOUT_S = 10.0
+"""An answer that takes longer has hung: ten times the usual budget."""
+
+CONNECTIONS_MAX = 64
+_POLL_S = 0.5
+
+Tell = Callable[[str], None]
+
+
+def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
+    """Run a scenario file in a mesh of its own; report and picture go to ``<var_dir>/chaos/<name>/``.
+
+    Args:
+        path: The file.
+        seed: Of the schedule.
+        var_dir: Folder of run-time files.
+        tell: Told in a few words what is being done.
+
+    Raises:
+        ConfigError: the scenario or its deployment breaks a rule, or the same scenario runs now.
+        RankMeshError: the mesh does not start.
+    """
+    scenario = load_scenario(path)
+    schedule = make_schedule(scenario, seed)
+    folder = (var_dir / "chaos" / scenario.name).absolute()
+    config = mesh_config(scenario)
+    if Mesh.find(config.name, folder) is not None:
+        raise ConfigError(f"scenario {scenario.name} runs already in {folder}", field="name", value=scenario.name)
+    Mesh.end(config.name, folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = f"rankmesh chaos run {shlex.quote(str(path))} --seed {seed}"
+    with hosted_world(folder, with_world(folder, config), lambda doing: tell(f"mesh: {doing}")) as (mesh, site):
+        runner = Runner(scenario, schedule, mesh, site, with_store(config, mesh), SystemClock(), tell)
+        observed, faults, after = asyncio.run(runner.run())
+    report = make_report(scenario, seed, schedule, observed, faults, after, command)
+    figure = folder.parent / f"{scenario.name}-seed{seed}.svg"
+    figure.write_text(timeline(report, observed), encoding="utf-8")
+    report.figure = str(figure)
+    figure.with_suffix(".json").write_bytes(orjson.dumps(report.document()) + b"\n")
+    return report
+
+
+def with_store(config: MeshConfig, mesh: Mesh) -> MeshConfig:
+    """Return a configuration that reaches the store of a running mesh."""
+    return config.model_copy(update={"store": config.store.model_copy(update={"client": store_config(mesh, config)})})
+
+
+class Runner:
+    """One run over one mesh.
+
+    Args:
+        scenario: What to run.
+        schedule: Its faults.
+        mesh: The mesh.
+        site: The same, for the oracle.
+        config: Its configuration, with the address of its store.
+        clock: Time.
+        tell: Told what is being done.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        schedule: Schedule,
+        mesh: Mesh,
+        site: Site,
+        config: MeshConfig,
+        clock: Clock,
+        tell: Tell,
+    ) -> None:
+        self._scenario = scenario
+        self._schedule = schedule
+        self._mesh = mesh
+        self._site = site
+        self._config = config
+        self._clock = clock
+        self._tell = tell
+
+    async def run(self) -> tuple[list[Observed], list[Injected], After]:
+        """Warm the mesh, run load and faults, wait until it is whole again, and judge the answers."""
+        plan = self._scenario.load
+        async with MeshClient(self._site.url, CLIENT_TIMEOUT_S, CONNECTIONS_MAX, self._clock) as client:
+            traffic = WarmTraffic(self._site, client, self._clock, deadline_ms=plan.deadline_ms)
+            self._tell("warming the caches")
+            await traffic.warm()
+            await self._whole(client, traffic)
+            before = len(self._mesh.processes())
+            load, faults = await asyncio.gather(
+                traffic.load(plan.requests_per_s, self._schedule.duration_s), self._break(traffic)
+            )
+            self._tell("waiting until every replica is back")
+            whole = await self._whole(client, traffic)
+            after = After(whole, before, len(self._mesh.processes()))
+            self._tell("judging the answers")
+            return _judge(traffic, load, faults), faults, after
+
+    async def _break(self, traffic: WarmTraffic) -> list[Injected]:
+        """Put every fault in at its time, and take it back at its own; returns them by time."""
+        began_s = self._clock.monotonic_s()
+        store = connect(self._config.store.client)
+        scene = Scene(self._mesh, store, WeightStore(str(self._site_weights())), self._refill(traffic), self._clock)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(scene, each, began_s)) for each in self._schedule.faults]
+        finally:
+            await store.aclose()
+        return sorted((task.result() for task in tasks), key=lambda each: each.at_s)
+
+    def _site_weights(self) -> Path:
+        return self._mesh.folders.root.parent / "weights"
+
+    def _refill(self, traffic: WarmTraffic) -> Callable[[], asyncio.Future[None]]:
+        async def refill() -> None:
+            await load_histories(self._mesh, self._config)
+            await traffic.send_events()
+
+        return lambda: asyncio.ensure_future(refill())
+
+    async def _one(self, scene: Scene, planned: Planned, began_s: float) -> Injected:
+        await self._clock.sleep_s(planned.at_s - (self._clock.monotonic_s() - began_s))
+        fault: Fault = make_fault(scene, planned)
+        what, healed_s, error = "", None, ""
+        at_s = self._clock.monotonic_s() - began_s
+        try:
+            what = await fault.inject()
+            at_s = self._clock.monotonic_s() - began_s
+            self._tell(f"{at_s:6.1f} s  {planned.label}: {what}")
+            if planned.plan.kind != "kill":
+                await self._clock.sleep_s(planned.plan.hold_s)
+        except RankMeshError as problem:
+            error = problem.message
+        finally:
+            try:
+                await fault.heal()
+                healed_s = None if planned.plan.kind == "kill" else self._clock.monotonic_s() - began_s
+            except (RankMeshError, httpx.HTTPError) as problem:
+                error = f"{error} not healed: {problem}".strip()
+        return Injected(planned, at_s, what, healed_s, error)
+
+    async def _whole(self, client: MeshClient, traffic: WarmTraffic) -> bool:
+        """Wait until every replica is ready and a second of answers is whole; returns whether that came in time."""
+        end_s = self._clock.monotonic_s() + self._scenario.recovery_max_s
+        while self._clock.monotonic_s() < end_s:
+            if await self._replicas_ready(client):
+                load = await traffic.load(self._scenario.load.requests_per_s, max(1.0, _one_request_s(self._scenario)))
+                if all(each.answer is not None and each.answer.answer.outcome == "ok" for each in load.samples):
+                    return True
+            await self._clock.sleep_s(_POLL_S)
+        return False
+
+    async def _replicas_ready(self, client: MeshClient) -> bool:
+        try:
+            status = StatusBody.model_validate(await client.get("/v1/status"))
+        except httpx.HTTPError:
+            return False
+        return status.store.healthy and all(
+            sum(replica.state == "ready" and replica.version is not None for replica in each.replicas) == each.target
+            for each in status.deployments
+        )
+
+
+def _one_request_s(scenario: Scenario) -> float:
+    return 1.0 / scenario.load.requests_per_s + 1e-6
+
+
+def _judge(traffic: WarmTraffic, load: Load[Sent], faults: list[Injected]) -> list[Observed]:
+    # From the loss of data on, nobody outside knows the history behind an answer, nor behind an embedding of it.
+    lost_s = min((each.at_s for each in faults if each.planned.plan.kind == "lose_data"), default=float("inf"))
+    observed = []
+    for sample in sorted(load.samples, key=lambda each: each.due_s):
+        if sample.answer is None:
+            observed.append(Observed(sample.due_s, sample.latency_ms, "not_sent", detail="too many in flight"))
+            continue
+        answer, body = sample.answer.answer, sample.answer.answer.body
+        by_form = sample.done_s >= lost_s
+        wrong = traffic.form_faults(sample.answer) if by_form else traffic.faults(sample.answer)
+        reasons = () if body is None else tuple(body.reasons.items())
+        observed.append(
+            Observed(
+                sample.due_s,
+                sample.latency_ms,
+                answer.outcome,
+                reasons,
+                tuple(wrong),
+                by_form or dict(reasons).get("sequence") == STALE_HISTORY,
+                answer.detail,
+            )
+        )
+    return observed

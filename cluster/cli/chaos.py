@@ -1,0 +1,36 @@
+"""``rankmesh chaos``: forwarded to the chaos lab of the benchmarks package."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster.cli.options import JsonOption
+
+app = typer.Typer(help="Break a mesh of its own on purpose, and judge every answer meanwhile.", no_args_is_help=True)
+
+
+@app.callback()
+def chaos() -> None:
+    """Break a mesh of its own on purpose, and judge every answer meanwhile."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)
+    ],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the schedule: the same seed, the same faults.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a mesh, send requests at a steady rate, break parts of it, compare every answer with the oracle.
+
+    Exit status 1 when an answer was wrong, or was lost or an error where that is not allowed, or the mesh did not
+    become whole again. The report goes to var/chaos/ too, with a picture of every answer over time.
+    """
+    # By name: the lab sits above this package in the import order.
+    sys.exit(import_module("benchmarks.chaos.cli").run(scenario, seed, json_lines=as_json))

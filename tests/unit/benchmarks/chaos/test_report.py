@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ElementTree
+
+import orjson
+import pytest
+from rich.console import Console
+
+from benchmarks.chaos.outcome import Injected, Observed
+from benchmarks.chaos.report import After, Report, make_report, report_view, timeline
+from benchmarks.chaos.scenario import Scenario
+from benchmarks.chaos.schedule import make_schedule
+
+COMMAND = "rankmesh chaos run trial.yaml --seed 4"
+
+
+def trial(
+    changes: dict[int, Observed] | None = None, *, whole: bool = True, error: str = ""
+) -> tuple[Report, list[Observed]]:
+    scenario = Scenario.model_validate(
+        {"name": "trial", "calm_s": 5, "spacing_s": 10, "jitter_s": 0, "faults": [{"kind": "kill", "target": "store"}]}
+    )
+    schedule = make_schedule(scenario, 4)
+    observed = [(changes or {}).get(n, Observed(n / 4, 50.0, "ok")) for n in range(60)]
+    faults = [Injected(each, each.at_s, "process 7", error=error) for each in schedule.faults]
+    return make_report(scenario, 4, schedule, observed, faults, After(whole, 20, 20), COMMAND), observed
+
+
+def test_the_object_has_what_is_promised() -> None:
+    report, _ = trial({24: Observed(6.0, 50.0, "degraded", (("sequence", "store down"),))})
+    document = orjson.loads(orjson.dumps(report.document()))
+    promised = {
+        name: document[name] for name in ("requests", "lost", "wrong", "server_errors", "degraded", "recovery_s")
+    }
+    assert promised == {
+        "requests": 60, "lost": 0, "wrong": 0, "server_errors": 0, "degraded": 1, "recovery_s": {"kill store": 1.25},
+    }  # fmt: skip
+    assert document["degraded_by"] == {"sequence: store down": 1}
+    assert document["command"] == COMMAND
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "counted"),
+    [
+        (Observed(6.0, 50.0, "ok", wrong=("user 3, sent 4",)), "wrong"),
+        (Observed(6.0, 9_000.0, "hung", detail="ReadTimeout"), "lost"),
+        (Observed(6.0, 50.0, "failed", detail="internal"), "server_errors"),
+    ],
+)
+def test_a_wrong_a_lost_and_a_failed_answer_each_fail_the_run(bad: Observed, counted: str) -> None:
+    report, _ = trial({24: bad})
+    assert getattr(report, counted) == 1
+    assert report.exit_code == 1
+    assert report.examples == [f"at 6.0 s: {(bad.wrong or (bad.detail,))[0]}"]
+
+
+def test_a_mesh_that_stays_broken_and_a_fault_that_did_not_happen_fail_the_run() -> None:
+    assert trial(whole=False)[0].exit_code == 1
+    assert trial(error="no process of store runs")[0].exit_code == 1
+
+
+def test_late_answers_are_counted() -> None:
+    assert trial({30: Observed(7.5, 1_751.0, "ok"), 31: Observed(7.75, 1_749.0, "ok")})[0].late == 1
+
+
+def test_the_tables_show_fault_recovery_and_how_to_repeat_it() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200)
+    console.print(report_view(trial({24: Observed(6.0, 50.0, "degraded", (("sequence", "late"),))})[0]))
+    shown = stream.getvalue()
+    assert "kill store" in shown
+    assert "1.2" in shown
+    assert "marked 1: sequence: late" in shown
+    assert f"again: {COMMAND}" in shown
+
+
+def test_the_picture_has_every_answer_and_every_fault() -> None:
+    report, observed = trial({24: Observed(6.0, 50.0, "failed", detail="<&>")})
+    root = ElementTree.fromstring(timeline(report, observed))
+    space = "{http://www.w3.org/2000/svg}"
+    circles = root.findall(f"{space}circle")
+    assert len(circles) == 60
+    assert len({circle.get("fill") for circle in circles}) == 2
+    assert [text.text for text in root.findall(f"{space}text") if text.get("transform")] == ["kill store"]
