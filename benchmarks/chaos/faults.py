@@ -240,4 +240,4 @@ def _copy_version(store: WeightStore, served: str, version: str) -> None:
 
 
 async def _victim(scene: Scene, planned: Planned) -> Process:
-    return await asyncio.to_thread(choose, planned.plan.target, scene.mesh.state.mesh_id, planned.pick)
+    return await asyncio.to_thread(choose, planned.plan.target, scene.mesh, planned.pick)

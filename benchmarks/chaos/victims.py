@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.local import Mesh
 from cluster.names import APP, deployment_name
 from cluster.processes import Process, members
 from shared.errors import StageUnavailableError
+from shared.userlog import EmbeddedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +45,33 @@ def matching(target: str, found: Iterable[Title]) -> list[Process]:
     """Return the processes that a target stands for, oldest first.
 
     Args:
-        target: A station; ``store``; ``controller``, Serve's; ``door``, what listens on the mesh's port; ``node``, a
+        target: A station; ``controller``, Serve's; ``door``, what listens on the mesh's port; ``node``, a
             raylet that is not the first one's.
         found: All processes of the mesh, oldest first.
     """
     return [title.process for title in found if _is(target, title.words)]
 
 
-def choose(target: str, mesh_id: str, pick: float) -> Process:
+def victims(target: str, mesh: Mesh) -> list[Process]:
+    """Return the processes of a running mesh that a target stands for, oldest first."""
+    if target == "store":  # it writes its title over its environment, by which a mesh knows its processes
+        running = EmbeddedStore(mesh.folders.store).running()
+        return [] if running is None else [Process(running.pid, running.started_ticks or 0)]
+    return matching(target, titles(mesh.state.mesh_id))
+
+
+def choose(target: str, mesh: Mesh, pick: float) -> Process:
     """Return one victim.
 
     Args:
         target: See ``matching``.
-        mesh_id: The mesh.
+        mesh: The mesh.
         pick: Which one, as a share in 0..1 of their list.
 
     Raises:
         StageUnavailableError: there is none now.
     """
-    found = matching(target, titles(mesh_id))
+    found = victims(target, mesh)
     if not found:
         raise StageUnavailableError(f"no process of {target} runs", stage=target)
     return found[min(int(pick * len(found)), len(found) - 1)]
@@ -69,8 +79,6 @@ def choose(target: str, mesh_id: str, pick: float) -> Process:
 
 def _is(target: str, words: tuple[str, ...]) -> bool:
     program = Path(words[0].partition(" ")[0]).name
-    if target == "store":
-        return program == "valkey-server"
     if target == "controller":
         return words[0].startswith("ray::ServeController")
     if target == "door":  # HAProxy, or Serve's own proxy where that listens

@@ -12,6 +12,7 @@ from benchmarks.chaos.traffic import WarmTraffic
 from benchmarks.chaos.world import hosted_world, world_config
 from benchmarks.client import MeshClient
 from benchmarks.site import Site
+from cluster.config import MeshConfig
 from cluster.local import Mesh
 from shared.clock import SystemClock
 
@@ -27,8 +28,13 @@ def world_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hosted(world_dir: Path) -> Iterator[tuple[Mesh, Site]]:
-    with hosted_world(world_dir, world_config(world_dir, "chaos")) as parts:
+def deployment(world_dir: Path) -> MeshConfig:
+    return world_config(world_dir, "chaos")
+
+
+@pytest.fixture(scope="session")
+def hosted(world_dir: Path, deployment: MeshConfig) -> Iterator[tuple[Mesh, Site]]:
+    with hosted_world(world_dir, deployment) as parts:
         yield parts
 
 

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.chaos.faults import cut_in_half, flip_byte
-from benchmarks.chaos.victims import Title, matching
+from benchmarks.chaos.victims import Title, choose, matching
+from cluster.config import MeshConfig
+from cluster.environment import MeshFolders
+from cluster.local import Mesh
 from cluster.processes import Process
+from cluster.state import first_state
+from shared.errors import StageUnavailableError
+from shared.userlog import EmbeddedStore
 
 WORDS: dict[str, tuple[str, ...]] = {
     "owner": ("python", "-m", "cluster.owner", "request.json"),
-    "store": ("/wheel/valkey-server 127.0.0.1:6001",),
     "controller": ("ray::ServeController",),
     "busy controller": ("ray::ServeController.listen_for_change",),
     "door": ("/wheel/haproxy", "-f", "haproxy.cfg"),
@@ -27,7 +33,6 @@ WORDS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("store", ["store"]),
         ("controller", ["controller", "busy controller"]),
         ("door", ["door", "proxy"]),
         ("node", ["node"]),
@@ -56,3 +61,19 @@ def test_half_a_file_is_left(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     cut_in_half(path)
     assert path.stat().st_size == 50
+
+
+def test_the_store_is_found_by_its_folder(tmp_path: Path) -> None:
+    mesh = mesh_of(tmp_path)
+    with pytest.raises(StageUnavailableError, match="no process of store runs"):
+        choose("store", mesh, 0.9)
+    with EmbeddedStore(mesh.folders.store) as store:
+        running = store.running()
+        assert running is not None
+        assert choose("store", mesh, 0.9).pid == running.pid
+
+
+def mesh_of(folder: Path) -> Mesh:
+    folders = MeshFolders.of(folder, "trial")
+    folders.store.mkdir(parents=True)
+    return Mesh(folders, first_state(MeshConfig(name="trial"), "0" * 16, os.getpid(), 0.0))
