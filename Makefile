@@ -134,6 +134,10 @@ integration: setup-dev ## A real cluster, asked over HTTP
 chaos: setup-dev ## A real cluster whose parts are killed
 	@scripts/lane.sh chaos tests/chaos --timeout=600 $(PYTEST_ARGS)
 
+.PHONY: chaos-lab
+chaos-lab: setup ## A scenario of configs/chaos/ in a mesh of its own: make chaos-lab SCENARIO=smoke SEED=0
+	@$(RANKMESH) chaos run configs/chaos/$(or $(SCENARIO),smoke).yaml --seed $(or $(SEED),0)
+
 .PHONY: fuzz
 fuzz: setup-dev ## Hostile bytes into every parser, and the API against its own document: make fuzz N=10000
 	$(PYTEST) -m "slow or not slow" tests/fuzz tests/unit/services/ingress/test_fuzz.py -q --timeout=3600 --fuzz-examples $(or $(N),10000) $(PYTEST_ARGS)

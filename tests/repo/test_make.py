@@ -14,7 +14,7 @@ TARGET = re.compile(r"^([a-z][a-z-]*):(?!=)(.*)$", re.MULTILINE)
 NAMED = re.compile(r"(?:`|^\s+(?:\$ )?|^(?:\$ )?)make((?: [a-z][a-z-]*)+)", re.MULTILINE)
 PROMISED = {
     *("setup", "lock", "run", "up", "down", "bench", "clean"),
-    *("fmt", "lint", "types", "imports", "unit", "kernels", "integration", "chaos", "test", "ci"),
+    *("fmt", "lint", "types", "imports", "unit", "kernels", "integration", "chaos", "chaos-lab", "test", "ci"),
 }
 
 
