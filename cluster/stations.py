@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -147,8 +148,9 @@ class Station:
         Raises:
             WeightsError: the weights do not load, or an answer differs.
         """
-        # Two: a version that takes minutes to read must not hold up the deltas of the one that serves.
-        versions = HeldVersions(open_series, quiet_threads(2))
+        # Deltas at normal priority: what applies them has the interpreter's lock in turn with the event loop, and one
+        # that is low and has it would keep the loop waiting for as long as the cores are busy with other processes.
+        versions = HeldVersions(open_series, quiet_threads(1), ThreadPoolExecutor(1, thread_name_prefix="deltas"))
         quietly(versions.start, self.place.order().held)
         self.versions = versions
         return versions

@@ -134,13 +134,17 @@ class HeldVersions(Generic[PartT]):
 
     Args:
         open_series: Reads a version and checks it; blocks.
-        thread: Where versions are read and deltas applied, beside the event loop that answers requests. Two workers:
-            a version that takes minutes to read must not hold up the deltas of the one that serves.
+        opening: Where versions are read, beside the event loop that answers requests; takes up to minutes.
+        advancing: Where deltas are applied, which takes milliseconds and must not wait for a version that is read;
+            None: ``opening``, which has two workers then.
     """
 
-    def __init__(self, open_series: Callable[[str], Series[PartT]], thread: Executor) -> None:
+    def __init__(
+        self, open_series: Callable[[str], Series[PartT]], opening: Executor, advancing: Executor | None = None
+    ) -> None:
         self._open = open_series
-        self._thread = thread
+        self._opener = opening
+        self._advancer = advancing or opening
         self._series: dict[str, Series[PartT]] = {}
         self._refused: dict[str, str] = {}
         self._bringing: dict[str, asyncio.Task[None]] = {}
@@ -251,7 +255,7 @@ class HeldVersions(Generic[PartT]):
     async def _advanced(self, base: str, sequence: int, stamp: str) -> None:
         series = self._series[base]
         if stamp not in series.stamps():
-            await asyncio.get_running_loop().run_in_executor(self._thread, series.advance, sequence)
+            await asyncio.get_running_loop().run_in_executor(self._advancer, series.advance, sequence)
         self._refused.pop(stamp, None)
 
     async def _opened(self, base: str) -> None:
@@ -261,7 +265,7 @@ class HeldVersions(Generic[PartT]):
             raise VersionMismatchError(f"{number} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base)
         self._opening.add(base)
         try:
-            self._series[base] = await asyncio.get_running_loop().run_in_executor(self._thread, self._open, base)
+            self._series[base] = await asyncio.get_running_loop().run_in_executor(self._opener, self._open, base)
         finally:
             self._opening.discard(base)
 
