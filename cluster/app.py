@@ -11,6 +11,7 @@ from cluster.affinity import router_of
 from cluster.config import ReplicaConfig
 from cluster.names import deployment_name, station_configs
 from cluster.priority import start_command
+from cluster.scaling.serve_policy import serve_autoscaling
 from cluster.stations import Embedding, Foundation, Ingress, Place, Preprocess, Ranking, Sequence, Speculative
 
 
@@ -41,13 +42,17 @@ def build(place: Place) -> Application:
 
 
 def _deployment(cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str]) -> Any:
-    router = router_of(station, config.replicas)
+    router = router_of(station, config.replicas_max)
     routing: dict[str, Any] = {} if router is None else {"request_router_config": router}
+    if config.autoscaling is None:
+        number: dict[str, Any] = {"num_replicas": config.replicas}
+    else:
+        number = {"autoscaling_config": serve_autoscaling(station, config.replicas, config.autoscaling)}
     return serve.deployment(
         cls,
         **routing,
+        **number,
         name=deployment_name(station),
-        num_replicas=config.replicas,
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=config.max_queued_requests,
         ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus, "runtime_env": environment},

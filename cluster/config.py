@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints, model_validator
 
 from cluster.rollout import UpdatesConfig
+from cluster.scaling.config import ScalingConfig
 from models.config import TableBackend
 from models.execution_config import ExecutionConfig
 from services.embedding.config import EmbeddingConfig
@@ -144,7 +145,8 @@ class ReplicaConfig(Config):
     """How the replicas of one deployment run.
 
     Args:
-        replicas: How many.
+        replicas: How many; with ``autoscaling``: how many at the start.
+        autoscaling: How their number follows the load; None: it is fixed.
         max_ongoing_requests: Calls that one replica works on; the router sends more to another replica or queues them.
             Serve's default of 5 would queue where our stations interleave hundreds of short calls on one loop.
         max_queued_requests: Calls that may wait in each caller; the next one is an ``OverloadedError``. Over the
@@ -161,7 +163,8 @@ class ReplicaConfig(Config):
             no gap; Serve's default of 0 stops the only replica first.
     """
 
-    replicas: int = Field(1, ge=1, le=1_000)
+    replicas: int = Field(1, ge=0, le=1_000)
+    autoscaling: ScalingConfig | None = None
     max_ongoing_requests: int = Field(128, ge=1)
     max_queued_requests: int = Field(512, ge=1)
     num_cpus: float = Field(0.0, ge=0)
@@ -171,6 +174,23 @@ class ReplicaConfig(Config):
     health_check_timeout_s: float = Field(5.0, gt=0)
     graceful_shutdown_timeout_s: float = Field(5.0, ge=0)
     max_surge_percent: int = Field(100, ge=0, le=100)
+
+    @model_validator(mode="after")
+    def _within_bounds(self) -> ReplicaConfig:
+        if not max(self.replicas_min, 0 if self.autoscaling else 1) <= self.replicas <= self.replicas_max:
+            limits = f"{self.replicas_min} to {self.replicas_max}" if self.autoscaling else "at least 1"
+            raise ValueError(f"replicas must be {limits}, is {self.replicas}")
+        return self
+
+    @property
+    def replicas_min(self) -> int:
+        """Fewest replicas that there will be."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.min_replicas
+
+    @property
+    def replicas_max(self) -> int:
+        """Most replicas that there will be."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
 
 class IngressStation(Config):
@@ -306,8 +326,9 @@ class MeshConfig(Config):
             raise ValueError(f"ingress.service.tiers names {sorted(tiers)}, ranking has {sorted(self.ranking)}")
         if unknown := sorted(set(self.edges) - set(EDGES)):
             raise ValueError(f"edges must be among {', '.join(EDGES)}, has {', '.join(unknown)}")
-        if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas < 2:
+        if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas_min < 2:
             raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
+        self._check_scaling()
         self.embedding_service(0)  # refuses a backend that cannot map
         queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
         queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}
@@ -318,6 +339,19 @@ class MeshConfig(Config):
                     f"is {replicas.max_ongoing_requests}"
                 )
         return self
+
+    def _check_scaling(self) -> None:
+        if self.ingress.replicas.autoscaling is not None:
+            raise ValueError("ingress.replicas.autoscaling is not possible: the ports of its replicas are fixed")
+        needed = {"preprocess": self.preprocess.replicas, "embedding": self.embedding.replicas}
+        needed |= {"sequence": self.sequence.replicas, "speculative": self.speculative.replicas}
+        needed |= {f"ranking.{tier}": part.replicas for tier, part in self.ranking.items()}
+        for where, replicas in needed.items():
+            if replicas.replicas_min < 1:
+                raise ValueError(
+                    f"{where}.replicas.autoscaling.min_replicas must be at least 1: only foundation workers, for "
+                    f"which nobody waits, scale to zero; is {replicas.replicas_min}"
+                )
 
     def transport(self, station: str, method: str) -> Transport:
         """Return how a call travels; ``station`` as in handles, e.g. ``embedding:1``."""

@@ -28,7 +28,8 @@ def connect_stations(config: MeshConfig, handles: Mapping[str, DeploymentHandle[
             handle,
             _transports(config, name),
             config.ray.inline_bytes_max,
-            keys=keys_of(name, replicas[name].replicas),
+            keys=keys_of(name, replicas[name].replicas_max),
+            waits_for_first=replicas[name].replicas_min == 0,
         )
         for name, handle in handles.items()
     }

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from cluster.failures import as_rankmesh_error
+from cluster.handles import has_lost_all_replicas
 from cluster.names import APP, deployment_name, station_configs
 from services.ingress.serving import ServingOrder
 
@@ -33,8 +34,12 @@ class ServeControl:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Tell every replica which states to hold; returns what each says, by station."""
-        names = list(station_configs(self._config))
+        """Tell every replica which states to hold; returns what each says, by station.
+
+        A station that has scaled to zero is left out: whoever starts there finds in the published order what to hold.
+        """
+        stations = station_configs(self._config)
+        names = [name for name, part in stations.items() if part.replicas_min > 0 or self._has_replicas(name)]
         said = await asyncio.gather(*(self._broadcast(name, wait_s, "hold", list(stamps), wait_s) for name in names))
         return dict(zip(names, said, strict=True))
 
@@ -57,6 +62,10 @@ class ServeControl:
             reply if isinstance(reply, dict) else {"error": as_rankmesh_error(reply, station).message}
             for reply in replies
         ]
+
+    def _has_replicas(self, station: str) -> bool:
+        """Return whether a station has any replica, as far as this process has heard."""
+        return not has_lost_all_replicas(self._handle(station))
 
     def _handle(self, station: str) -> DeploymentHandle[Any]:
         if station not in self._handles:

@@ -53,6 +53,8 @@ class RayHandle:
         value_bytes_max: Largest payload of a ``by_size`` call that goes by value; one of unknown size does not.
         bytes_of: Tells the size of a result without fetching it.
         keys: Method -> the key of a call; calls of one key go to one replica while it lives and has room.
+        waits_for_first: Whether a call waits for a replica where there is none, as long as its caller does: the call
+            that waits is what makes a deployment that scaled to zero come back.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RayHandle:
         value_bytes_max: int,
         bytes_of: BytesOf | None = None,
         keys: Mapping[str, KeyOf] | None = None,
+        waits_for_first: bool = False,
     ) -> None:
         self._name = name
         self._handle = handle
@@ -73,6 +76,7 @@ class RayHandle:
         self._value_bytes_max = value_bytes_max
         self._bytes_of = bytes_of or object_bytes
         self._keys = keys or {}
+        self._waits_for_first = waits_for_first
 
     @property
     def name(self) -> str:
@@ -86,7 +90,7 @@ class RayHandle:
         """
         by_reference = self._goes_by_reference(method, payload_bytes)
         refusal = None
-        if _has_lost_all_replicas(self._handle):
+        if not self._waits_for_first and has_lost_all_replicas(self._handle):
             refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
         served = self._methods[by_reference]
         if (key := self._keys.get(method)) is not None:
@@ -221,7 +225,7 @@ async def _refuse(error: RankMeshError) -> Any:
     raise error
 
 
-def _has_lost_all_replicas(handle: DeploymentHandle[Any]) -> bool:
+def has_lost_all_replicas(handle: DeploymentHandle[Any]) -> bool:
     """Return whether a deployment that had replicas has none now, as far as this process knows."""
     if not handle.running_replicas_populated():
         return False  # not heard of any yet: the call waits for the news

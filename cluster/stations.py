@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from cluster.control import published_order
+from cluster.names import deployment_name, station_configs
 from cluster.peer_cache import open_on_node
 from cluster.priority import quiet_threads, quietly, serve_normally
+from cluster.scaling.device import NvmlSampler, SmActivity
+from cluster.scaling.load import Activity, LoadReporter
 from services.ingress.serving import ServingOrder
 from shared.clock import SystemClock
 from shared.errors import ConfigError
@@ -132,6 +136,8 @@ class Station:
         self._niceness = place.niceness
         self.clock = SystemClock()
         self.replica = replica_name()
+        self._activity = gpu_activity(place.config)
+        self._reporter: LoadReporter | None = None
         settings = load_settings()
         self.logger = JsonLogger(level=cast(Level, settings.log_level), clock=self.clock).bind(mesh=place.config.name)
         if threads is not None:
@@ -173,6 +179,12 @@ class Station:
         """Return version and counters of this replica."""
         status: dict[str, Any] = self.service.status()
         return status
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return how busy this replica was since the last call; Serve asks where a deployment scales."""
+        if self._reporter is None:
+            self._reporter = LoadReporter(self.service, self.clock, self._activity)
+        return self._reporter.report()
 
     async def __del__(self) -> None:
         """Let the service finish: Serve awaits this when it stops a replica in order."""
@@ -445,3 +457,23 @@ def replica_name() -> str:
     """Return the name of this replica: its deployment and Serve's own id for it, e.g. ``embedding-0-3k9q1x2z``."""
     replica = serve.get_replica_context().replica_id
     return f"{replica.deployment_id.name}-{replica.unique_id}"
+
+
+def gpu_activity(config: MeshConfig) -> Activity | None:
+    """Return what to read the activity of this replica's GPU from; None where that is not what it scales by.
+
+    Raises:
+        ConfigError: it has no GPU, or one that cannot tell.
+    """
+    own = serve.get_replica_context().deployment
+    scaling = {deployment_name(name): part.autoscaling for name, part in station_configs(config).items()}.get(own)
+    if scaling is None or scaling.signal != "sm":
+        return None
+    devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    if not devices:
+        raise ConfigError(
+            f"autoscaling.signal sm needs a GPU for each replica of {own}, num_gpus is 0",
+            field="autoscaling.signal",
+            value="sm",
+        )
+    return SmActivity(NvmlSampler(devices[0]))

@@ -7,7 +7,7 @@ the metric without its unit, then its labels: ``calls.rank.ok``.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +15,9 @@ from shared.clock import Clock
 from shared.errors import RankMeshError
 from shared.log import JsonLogger
 from shared.metrics import MetricsRegistry
+
+DURATIONS_KEPT = 1_024
+"""Calls whose time is remembered, for percentiles of late."""
 
 
 class Timer:
@@ -56,14 +59,16 @@ class Meter:
         self.logger = (logger or JsonLogger(clock=clock)).bind(service=station, replica=replica)
         self.metrics = MetricsRegistry(station.partition(":")[0], label_values)
         self._clock = clock
+        self._durations: deque[tuple[float, float]] = deque(maxlen=DURATIONS_KEPT)
 
     @contextmanager
     def call(self, method: str, request_id: str = "") -> Iterator[Timer]:
         """Count one call of ``method`` by its outcome: ok, cancelled, or the code of its error."""
         self._enter(1)
         outcome = "internal"
+        timer = Timer(self._clock)
         try:
-            yield Timer(self._clock)
+            yield timer
             outcome = "ok"
         except RankMeshError as error:
             outcome = error.code
@@ -74,6 +79,8 @@ class Meter:
             raise
         finally:
             self._enter(-1)
+            if outcome != "cancelled":
+                self._durations.append((self._clock.monotonic_s(), timer.elapsed_ms()))
             self.add("calls_total", method=method, outcome=outcome)
 
     def add(self, metric: str, number: int = 1, /, **labels: str) -> None:
@@ -88,6 +95,15 @@ class Meter:
     def computed(self, method: str, compute_ms: float) -> None:
         """Record how long a call computed, without waiting, milliseconds."""
         self.metrics.observe("compute_ms", compute_ms, method=method)
+
+    def p99_ms(self, window_s: float) -> float | None:
+        """Return the 99th percentile of the times of the calls that ended in the last ``window_s``, milliseconds.
+
+        Waiting in the replica counts. None where no call ended.
+        """
+        since_s = self._clock.monotonic_s() - window_s
+        times = sorted(elapsed_ms for ended_s, elapsed_ms in self._durations if ended_s >= since_s)
+        return times[-(len(times) // 100) - 1] if times else None
 
     def counters(self) -> dict[str, int]:
         """Return all counts, and the calls in flight now."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
+from shared.clock import Clock, SystemClock
 from shared.deadline import Deadline
 from shared.errors import OverloadedError, StageUnavailableError
 
@@ -50,6 +52,21 @@ class Checkpoint:
         self._deadline.check(self._station)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """How much a worker has done, and has to do.
+
+    Args:
+        busy_s: Time for which its thread has worked since it was made, seconds; what runs now counts up to now.
+        num_ended: Pieces of work that ran to an end.
+        num_waiting: Pieces that wait for those before them.
+    """
+
+    busy_s: float
+    num_ended: int
+    num_waiting: int
+
+
 class Worker:
     """Runs pieces of work one at a time, in order of arrival.
 
@@ -61,21 +78,38 @@ class Worker:
         queue_max: Pieces that may wait or run at once.
         retry_after_s: What an overloaded caller is told to wait, seconds.
         executor: Runs the work, in order; None: a thread of its own.
+        clock: Measures how long the thread works; None: the machine's.
     """
 
     def __init__(
-        self, station: str, queue_max: int, retry_after_s: float = 1.0, executor: Executor | None = None
+        self,
+        station: str,
+        queue_max: int,
+        retry_after_s: float = 1.0,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._station = station
         self._queue_max = queue_max
         self._retry_after_s = retry_after_s
         self._num_held = 0
+        self._clock = clock or SystemClock()
+        # Written by the thread, read by anybody: one name holds it all, so that no reader sees half of a change.
+        self._done: tuple[float, int, float | None] = 0.0, 0, None
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix=station)
 
     @property
     def num_held(self) -> int:
         """Pieces of work that wait or run now."""
         return self._num_held
+
+    def load(self) -> WorkerLoad:
+        """Return how much it has done, and has to do."""
+        busy_s, num_ended, since_s = self._done
+        if since_s is None:
+            return WorkerLoad(busy_s, num_ended, self._num_held)
+        busy_s += max(self._clock.monotonic_s() - since_s, 0.0)
+        return WorkerLoad(busy_s, num_ended, max(self._num_held - 1, 0))
 
     async def run(self, deadline: Deadline, work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
         """Run ``work`` on the thread and return its result.
@@ -93,7 +127,13 @@ class Worker:
 
         def start() -> ResultT:
             deadline.check(self._station)
-            return work(*args, **kwargs)
+            busy_s, num_ended, _ = self._done
+            since_s = self._clock.monotonic_s()
+            self._done = busy_s, num_ended, since_s
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self._done = busy_s + self._clock.monotonic_s() - since_s, num_ended + 1, None
 
         self._num_held += 1
         loop = asyncio.get_running_loop()

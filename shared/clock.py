@@ -12,6 +12,11 @@ import time
 from typing import Protocol
 
 
+def processor_s() -> float:
+    """Return the processor seconds that this process has used, on all its threads; only differences mean anything."""
+    return time.process_time()
+
+
 class Clock(Protocol):
     """Time as the services see it."""
 

@@ -87,7 +87,7 @@ def _add_station(table: Table, station: DeploymentStatus, version: str, wide: bo
     num_ready = sum(replica.state == "ready" for replica in station.replicas)
     count = Text(f"{num_ready}/{station.target}", style="" if num_ready >= station.target else "bold yellow")
     if not station.replicas:
-        table.add_row(Text(station.name, style="bold"), count, Text("none", style="bold red"))
+        table.add_row(Text(station.name, style="bold"), count, Text("none", style="bold red" if station.target else ""))
     for index, replica in enumerate(station.replicas):
         first = index == 0
         cells = [
@@ -103,7 +103,10 @@ def _add_station(table: Table, station: DeploymentStatus, version: str, wide: bo
 
 def _health(status: StatusBody) -> tuple[str, str]:
     if (
-        any(all(replica.state == "down" for replica in station.replicas) for station in status.deployments)
+        any(
+            station.target > 0 and all(replica.state == "down" for replica in station.replicas)
+            for station in status.deployments
+        )
         or not status.store.healthy
     ):
         return "degraded", "bold red"

@@ -20,7 +20,7 @@ from services.meter import Meter
 from services.ranking.batching import Batcher
 from services.ranking.config import RankingConfig
 from services.stamps import check_stamps
-from services.worker import Checkpoint, Worker
+from services.worker import Checkpoint, Worker, WorkerLoad
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError
@@ -69,7 +69,7 @@ class RankingService:
         self._tier = config.tier
         self._micro_batch = config.micro_batch
         self._versions = versions
-        self._worker = Worker(self.station, config.queue_max)
+        self._worker = Worker(self.station, config.queue_max, clock=clock)
         self._clock = clock
         self._replica = replica
         self._batcher: Batcher[_Asked, RankedList] | None = None
@@ -197,6 +197,10 @@ class RankingService:
             if number:
                 self.meter.add("candidates_total", number, tier=self._tier, scored_by=scored_by)
                 self.meter.metrics.observe("pass_ms", pass_ms, tier=self._tier, scored_by=scored_by)
+
+    def load(self) -> WorkerLoad:
+        """Return how busy the compute thread is."""
+        return self._worker.load()
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

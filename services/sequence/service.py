@@ -13,7 +13,7 @@ from services.meter import Meter, Timer
 from services.sequence.config import SequenceConfig
 from services.sequence.histories import HistoryCache
 from services.sequence.states import StateCache
-from services.worker import Worker
+from services.worker import Worker, WorkerLoad
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, StoreUnavailableError
@@ -66,7 +66,7 @@ class SequenceService:
         self._log = BufferedUserLog(log, config.buffer, clock)
         self._clock = clock
         self._replica = replica
-        self._worker = Worker(STATION, config.queue_max, executor=executor)
+        self._worker = Worker(STATION, config.queue_max, executor=executor, clock=clock)
         self._histories = HistoryCache(config.cached_users_max)
         self._states = StateCache(config.cached_state_bytes)
 
@@ -149,6 +149,10 @@ class SequenceService:
             # On the worker's thread, which owns the states, and behind what it encodes for this user now.
             await self._worker.run(Deadline.after_ms(FORGET_MS_MAX, self._clock), self._states.forget, user)
             return found
+
+    def load(self) -> WorkerLoad:
+        """Return how busy the compute thread is."""
+        return self._worker.load()
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

@@ -18,7 +18,7 @@ from models.stations import CandidateRanker
 from services.meter import Meter, Timer
 from services.speculative.config import FoundationConfig
 from services.stamps import check_stamps
-from services.worker import Worker
+from services.worker import Worker, WorkerLoad
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import InvalidRequestError, StageUnavailableError
@@ -57,7 +57,7 @@ class FoundationService:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._versions = versions
-        self._worker = Worker(STATION, config.queue_max, executor=executor)
+        self._worker = Worker(STATION, config.queue_max, executor=executor, clock=clock)
         self._clock = clock
         self._replica = replica
 
@@ -122,6 +122,10 @@ class FoundationService:
                 vectors=vectors,
                 as_of_s=task.as_of_s,
             )
+
+    def load(self) -> WorkerLoad:
+        """Return how busy the compute thread is."""
+        return self._worker.load()
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.worker import Checkpoint, Worker
+from services.worker import Checkpoint, Worker, WorkerLoad
 from shared.clock import ManualClock, SystemClock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, OverloadedError
@@ -153,3 +153,29 @@ async def test_work_that_is_waited_for_passes_its_checkpoints(worker: Worker) ->
         return value + 1
 
     assert await worker.run_in_steps(GENEROUS, work, 6) == 7
+
+
+async def test_the_load_counts_what_ran_what_runs_and_what_waits() -> None:
+    clock, blocker = ManualClock(), Blocker()
+    worker = Worker("ranking:full", 3, clock=clock)
+    deadline = Deadline.after_ms(1e9, clock)
+    first, second = (asyncio.create_task(worker.run(deadline, blocker)) for _ in range(2))
+    await until(blocker.started.is_set)
+    await clock.advance(2.0)
+    assert worker.load() == WorkerLoad(busy_s=2.0, num_ended=0, num_waiting=1)
+    blocker.let_go.set()
+    await asyncio.gather(first, second)
+    await until(lambda: worker.num_held == 0)
+    await clock.advance(5.0)
+    assert worker.load() == WorkerLoad(busy_s=2.0, num_ended=2, num_waiting=0)
+    worker.close()
+
+
+async def test_work_that_fails_was_work_too() -> None:
+    clock = ManualClock()
+    worker = Worker("ranking:full", 3, clock=clock)
+    with pytest.raises(ZeroDivisionError):
+        await worker.run(Deadline.after_ms(1e9, clock), lambda: 1 // 0)
+    await until(lambda: worker.num_held == 0)
+    assert worker.load() == WorkerLoad(0.0, 1, 0)
+    worker.close()
