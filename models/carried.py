@@ -7,6 +7,7 @@ hash where the table has ``num_rows`` instead. A number becomes 1 + how many bou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -81,7 +82,6 @@ class CarriedRows:
                 num_rows = config.table(feature.table).num_rows or 0
                 salt, is_carried = hash64(feature.name.encode()), feature.name not in CATALOG_FEATURES
                 self._lists.append(_IdFeature(feature.name, feature.ids_max, feature.table, num_rows, salt, is_carried))
-        self._lists.sort(key=lambda each: not each.num_rows)  # hashed ones first, so that they lie side by side
 
     def rows(self, batch: CandidateBatch) -> dict[str, Jagged]:
         """Return rows and offsets of every feature that must be carried or is.
@@ -90,7 +90,10 @@ class CarriedRows:
             InvalidRequestError: see ``check_carried``.
         """
         check_carried(batch, self._config)
-        found = {name: self._number_rows(name, batch.features.get(name), len(batch)) for name in self._bounds}
+        one_each = np.arange(len(batch) + 1, dtype=np.int64)
+        found: dict[str, Jagged] = {
+            name: (self._number_rows(name, batch.features.get(name), len(batch)), one_each) for name in self._bounds
+        }
         nothing = (np.zeros(0, np.int64), np.zeros(len(batch) + 1, np.int64))
         carried: list[tuple[_IdFeature, IdLists]] = []
         for feature in self._lists:
@@ -99,75 +102,108 @@ class CarriedRows:
                 carried.append((feature, column))
             elif feature.is_carried:
                 found[feature.name] = nothing
-        return found | self._list_rows(carried) if carried else found
+        cut = _cut([column for _, column in carried], [feature.ids_max for feature, _ in carried])
+        hashed: list[tuple[_IdFeature, Jagged]] = []
+        for (feature, _), (ids, offsets) in zip(carried, cut, strict=True):
+            if feature.num_rows:
+                hashed.append((feature, (ids, offsets)))
+            else:
+                found[feature.name] = (self._vocabularies[feature.table].rows(ids), offsets)
+        return found | self._hash(hashed) if hashed else found
 
-    def _number_rows(self, name: str, column: Column | None, count: int) -> Jagged:
-        offsets = np.arange(count + 1, dtype=np.int64)
+    def _number_rows(self, name: str, column: Column | None, count: int) -> Ints:
         if not isinstance(column, Numbers):
-            return np.full(count, OOV_ROW, np.int64), offsets
-        rows = np.searchsorted(self._bounds[name], column.values, side="right") + 1
+            return np.full(count, OOV_ROW, np.int64)
+        rows = np.searchsorted(self._bounds[name], column.values, side="right")
+        rows += 1
         rows[np.isnan(column.values)] = OOV_ROW
-        return rows, offsets
+        return rows
 
-    def _list_rows(self, carried: Sequence[tuple[_IdFeature, IdLists]]) -> dict[str, Jagged]:
-        """Return the rows of all id lists, which are cut and hashed as one array."""
-        columns = [column for _, column in carried]
-        num_candidates = len(columns[0].offsets) - 1
-        ids = np.concatenate([column.ids for column in columns])
-        lengths = np.concatenate([np.diff(column.offsets) for column in columns])
-        most = np.repeat([feature.ids_max for feature, _ in carried], num_candidates)
-        if bool((lengths > most).any()):
-            ids = ids[_kept(columns, lengths, most)]
-            lengths = np.minimum(lengths, most)
-        offsets = np.zeros((len(carried), num_candidates + 1), np.int64)
-        np.cumsum(lengths.reshape(len(carried), num_candidates), axis=1, out=offsets[:, 1:])
-        sizes = offsets[:, -1]
-        num_hashed = sum(feature.num_rows > 0 for feature, _ in carried)
-        hashed, hashed_sizes = [feature for feature, _ in carried[:num_hashed]], sizes[:num_hashed]
-        salts = np.repeat(np.array([feature.salt for feature in hashed], np.uint64), hashed_sizes)
-        num_rows = np.repeat(np.array([feature.num_rows for feature in hashed], np.int64), hashed_sizes)
-        ids[: len(salts)] = hash_rows(ids[: len(salts)], salts, num_rows)
-        found: dict[str, Jagged] = {}
-        ends = np.cumsum(sizes)
-        for index, (feature, _) in enumerate(carried):
-            own = ids[ends[index] - sizes[index] : ends[index]]
-            rows = own if feature.num_rows else self._vocabularies[feature.table].rows(own)
-            found[feature.name] = (rows, offsets[index])
-        return found
+    def _hash(self, hashed: Sequence[tuple[_IdFeature, Jagged]]) -> dict[str, Jagged]:
+        """Return the rows of features without a vocabulary, hashed as one array: numpy's calls cost more than ids."""
+        sizes = [len(ids) for _, (ids, _) in hashed]
+        rows = hash_rows(
+            np.concatenate([ids for _, (ids, _) in hashed]),
+            np.repeat(np.array([feature.salt for feature, _ in hashed], np.uint64), sizes),
+            np.repeat(np.array([feature.num_rows for feature, _ in hashed], np.uint64), sizes),
+        )
+        ends = list(itertools.accumulate(sizes))
+        return {
+            feature.name: (rows[end - size : end], offsets)
+            for (feature, (_, offsets)), size, end in zip(hashed, sizes, ends, strict=True)
+        }
 
 
-def hash_rows(keys: Ints, salts: npt.NDArray[np.uint64], num_rows: Ints) -> Ints:
+def hash_rows(keys: Ints, salts: npt.NDArray[np.uint64], num_rows: npt.NDArray[np.uint64]) -> Ints:
     """Return rows 1 to ``num_rows - 1`` of id keys; all arrays [T].
 
     The upper half of the hash times the number of rows, over 2**32: a product and a shift where modulo would divide.
     """
-    high = mix_keys(keys, salts) >> np.uint64(32)
-    return np.asarray((high * (num_rows - 1).astype(np.uint64)) >> np.uint64(32), np.int64) + 1
+    rows = mix_keys(keys, salts)
+    rows >>= _HALF
+    rows *= num_rows - np.uint64(1)
+    rows >>= _HALF
+    rows += np.uint64(1)
+    return rows.view(np.int64)
 
 
-def _kept(columns: Sequence[IdLists], lengths: Ints, most: Ints) -> npt.NDArray[np.bool_]:
-    """Return which ids stay: bool over the ids of all columns; only lists that are too long are looked into.
+_HALF = np.uint64(32)
+
+
+def _cut(columns: Sequence[IdLists], ids_max: Sequence[int]) -> list[Jagged]:
+    """Return ids and offsets of each feature, of every list the heaviest that may stay, in the order sent.
 
     Args:
         columns: Id lists of F features.
-        lengths: int64 [F * C], of every list.
-        most: int64 [F * C], how many ids of each may stay.
+        ids_max: Of each feature, how many ids of a list stay.
     """
-    kept = np.ones(int(lengths.sum()), np.bool_)
-    starts = np.cumsum(lengths) - lengths
-    weights = np.concatenate(
-        [np.zeros(len(c.ids), np.float32) if c.weights is None else c.weights for c in columns]
-    )  # fmt: skip
-    is_long = lengths > most
-    for ids_max in np.unique(most[is_long]).tolist():
-        which = np.flatnonzero(is_long & (most == ids_max))
-        own = lengths[which]
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(own)])
-        places = np.repeat(starts[which] - ends[:-1], own) + np.arange(ends[-1])
-        chosen, _ = segmented_topk(weights[places], ends, ids_max)
-        kept[places] = False
-        kept[places[chosen]] = True
-    return kept
+    found: list[Jagged] = [(column.ids, column.offsets) for column in columns]
+    by_weight: dict[int, list[int]] = {}
+    for index, (column, most) in enumerate(zip(columns, ids_max, strict=True)):
+        lengths = column.offsets[1:] - column.offsets[:-1]
+        if int(lengths.max(initial=0)) <= most:
+            continue
+        if column.weights is not None:
+            by_weight.setdefault(most, []).append(index)
+            continue
+        np.minimum(lengths, most, out=lengths)
+        offsets = _offsets(lengths)
+        places = np.arange(offsets[-1])
+        places += np.repeat(column.offsets[:-1] - offsets[:-1], lengths)
+        found[index] = (column.ids[places], offsets)
+    for most, own in by_weight.items():
+        for index, cut in zip(own, _heaviest([columns[index] for index in own], most), strict=True):
+            found[index] = cut
+    return found
+
+
+def _heaviest(columns: Sequence[IdLists], ids_max: int) -> list[Jagged]:
+    """Cut weighted lists of F features as one; only those that are too long are looked into."""
+    lengths = np.concatenate([column.offsets[1:] - column.offsets[:-1] for column in columns])
+    weights = np.concatenate([column.weights for column in columns if column.weights is not None])
+    which = np.flatnonzero(lengths > ids_max)
+    own = lengths[which]
+    ends = _offsets(own)
+    places = np.arange(ends[-1])
+    places += np.repeat((np.cumsum(lengths) - lengths)[which] - ends[:-1], own)
+    chosen, _ = segmented_topk(weights[places], ends, ids_max)
+    is_kept = np.ones(len(weights), np.bool_)
+    is_kept[places] = False
+    is_kept[places[chosen]] = True
+    lengths[which] = ids_max
+    found: list[Jagged] = []
+    begin = 0
+    for column, taken in zip(columns, lengths.reshape(len(columns), -1), strict=True):
+        end = begin + len(column.ids)
+        found.append((column.ids.compress(is_kept[begin:end]), _offsets(taken)))
+        begin = end
+    return found
+
+
+def _offsets(lengths: Ints) -> Ints:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def prefer(carried: Jagged, known: Jagged) -> Jagged:

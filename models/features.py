@@ -12,7 +12,7 @@ import numpy.typing as npt
 from models.carried import CarriedRows, Jagged, prefer
 from models.config import RankerConfig
 from models.embedding.catalog import ItemCatalog
-from models.embedding.vocabulary import OOV_ROW, Vocabulary
+from models.embedding.vocabulary import Vocabulary
 from models.source import WeightSource
 from shared.hashing import EntityId
 from shared.schema.features import FeatureBatch, JaggedIds
@@ -104,8 +104,8 @@ class FeatureExtractor:
                 for feature, ids in zip(features, positions, strict=True)
             },
             dense=attributes.counters,
-            num_oov={
-                feature.name: len(jagged[feature.name][0]) - int(np.count_nonzero(jagged[feature.name][0] != OOV_ROW))
+            num_oov={  # what is out of vocabulary is row 0
+                feature.name: len(jagged[feature.name][0]) - int(np.count_nonzero(jagged[feature.name][0]))
                 for feature in features
             },
         )
@@ -116,6 +116,7 @@ class _Distinct:
 
     def __init__(self) -> None:
         self._marks = np.zeros(0, np.int32)
+        self._places = np.zeros(0, np.int32)
 
     def by_table(
         self, tables: Sequence[str], rows: Sequence[npt.NDArray[np.int64]]
@@ -157,8 +158,11 @@ class _Distinct:
             return unique, inverse.astype(np.int32)
         if largest >= len(self._marks):
             self._marks = np.zeros(1 << largest.bit_length(), np.int32)
-        places = np.arange(count, dtype=np.int32)
+        if count > len(self._places):
+            self._places = np.arange(1 << count.bit_length(), dtype=np.int32)
+        places = self._places[:count]
         self._marks[rows] = places
-        unique = np.sort(rows[self._marks[rows] == places])
+        unique = rows.compress(self._marks[rows] == places)
+        unique.sort()
         self._marks[unique] = places[: len(unique)]
         return unique, self._marks[rows]

@@ -100,14 +100,21 @@ def mix_keys(keys: npt.NDArray[np.int64], salt: int | npt.NDArray[np.uint64]) ->
 
     Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014 (variant 13 by D. Stafford).
     """
-    mixed = _finalise(np.asarray(keys, np.int64).view(np.uint64) + _GOLDEN_GAMMA)
-    return _finalise(mixed ^ (np.uint64(salt) if isinstance(salt, int) else salt))
+    mixed = np.asarray(keys, np.int64).view(np.uint64) + _GOLDEN_GAMMA
+    spare = np.empty_like(mixed)
+    _finalise(mixed, spare)
+    mixed ^= np.uint64(salt) if isinstance(salt, int) else salt
+    _finalise(mixed, spare)
+    return mixed
 
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_LAST_SHIFT = np.uint64(31)
 
 
-def _finalise(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+def _finalise(bits: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
+    for shift, factor in _ROUNDS:
+        bits ^= np.right_shift(bits, shift, out=spare)
+        bits *= factor
+    bits ^= np.right_shift(bits, _LAST_SHIFT, out=spare)

@@ -33,47 +33,74 @@ def segmented_topk_cpu(
 def _together(
     values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64], k: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    lengths = np.diff(offsets)
+    lengths = offsets[1:] - offsets[:-1]
     taken = np.minimum(lengths, k)
-    out_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(taken)])
+    out_offsets = np.zeros(len(offsets), np.int64)
+    np.cumsum(taken, out=out_offsets[1:])
     out = np.empty(int(out_offsets[-1]), np.int64)
-    words = _cost_words(values)
+    costs = _ordered_costs(values)
     # Short segments by their length, the others in classes within a factor of two, half of a matrix padding at most.
-    classes = np.where(lengths <= _SHORT, lengths, _SHORT + np.frexp(lengths)[1])
-    for each in np.unique(classes[taken > 0]).tolist():
+    longest = int(lengths.max(initial=0))
+    classes = lengths if longest <= _SHORT else np.where(lengths <= _SHORT, lengths, _SHORT + np.frexp(lengths)[1])
+    for each in np.flatnonzero(np.bincount(classes[taken > 0])).tolist():
         which = np.flatnonzero(classes == each)
-        own = lengths[which]
-        longest = int(own.max())
         if each <= _SHORT:
-            matrix = words[offsets[which][:, None] + np.arange(longest)]
-        else:
-            inside = np.arange(longest) < own[:, None]
-            matrix = np.full((len(which), longest), _PADDING, np.uint64)
-            matrix[inside] = words[(offsets[which][:, None] + np.arange(longest))[inside]]
-        if k < longest:
+            _rank(costs, offsets[which], each, k, out, out_offsets[which])
+            continue
+        own = lengths[which]
+        columns = np.arange(int(own.max()))
+        inside = columns < own[:, None]
+        places = (offsets[which][:, None] + columns)[inside]
+        # Words that hold cost and index.
+        matrix = np.full((len(own), len(columns)), _PADDING, np.int64)
+        matrix[inside] = (costs[places].astype(np.int64) << 32) | places
+        if k < len(columns):
             matrix = np.partition(matrix, k - 1, axis=1)[:, :k]
         matrix.sort(axis=1)
-        places = out_offsets[which][:, None] + np.arange(matrix.shape[1])
-        indices = (matrix & np.uint64(0xFFFFFFFF)).view(np.int64)
-        if each <= _SHORT:
-            out[places] = indices
-        else:
-            kept = np.arange(matrix.shape[1]) < taken[which][:, None]
-            out[places[kept]] = indices[kept]
+        columns = columns[:k]
+        kept = columns < taken[which][:, None]
+        out[(out_offsets[which][:, None] + columns)[kept]] = matrix[kept] & _INDEX
     return out, out_offsets
 
 
-_SHORT = 16
-_PADDING = np.uint64(2**64 - 1)
+_SHORT = 8
+"""Longer segments are partitioned: comparing each element with each takes longer from about here on."""
+
+_PADDING = 2**63 - 1
+_INDEX = 2**32 - 1
 
 
-def _cost_words(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint64]:
-    """Return words that order as the facade says: the better value first, NaN last, then the smaller index."""
-    cost = np.zeros(1, np.float32) - values  # -0.0 and 0.0 become one
-    bits = cost.view(np.uint32)
-    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    ordered[np.isnan(cost)] = np.uint32(2**32 - 1)
-    return (ordered.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
+def _rank(
+    costs: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    length: int,
+    k: int,
+    out: npt.NDArray[np.int64],
+    out_starts: npt.NDArray[np.int64],
+) -> None:
+    """Write the k best of S segments of one length: an element's place is how many others come before it."""
+    places = starts + np.arange(length)[:, None]
+    own = costs[places]
+    ranks = np.zeros(own.shape, np.int8)
+    for index in range(length - 1):
+        # Of equals the earlier one.
+        is_first = (own[index] <= own[index + 1 :]).view(np.int8)
+        ranks[index + 1 :] += is_first
+        ranks[index] += length - 1 - index
+        ranks[index] -= np.add.reduce(is_first, axis=0, dtype=np.int8)
+    if k >= length:
+        out[out_starts + ranks] = places
+        return
+    kept = ranks < k
+    out[(out_starts + ranks)[kept]] = places[kept]
+
+
+def _ordered_costs(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """Return integers that order as the facade says: the better value first, equal ones equal, NaN last."""
+    costs = (np.zeros(1, np.float32) - values).view(np.int32)  # -0.0 and 0.0 become one
+    costs ^= (costs >> 31) & np.int32(2**31 - 1)
+    costs[np.isnan(values)] = 2**31 - 1
+    return costs
 
 
 def _topk(values: npt.NDArray[np.float32], keys: npt.NDArray[np.int64] | None, k: int) -> npt.NDArray[np.int64]:

@@ -119,10 +119,9 @@ class Reader:
         values = self.integers(field, count)
         offsets = np.zeros(count + 1, np.int64)
         if count:
-            least, most = int(values.min()), int(values.max())
+            least, most = int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
             if least < 0:
                 malformed(field, f"must hold lengths of at least 0, has {least}", 0, least)
-            # Each one first: a sum of huge lengths would wrap.
             if most <= total_max:
                 np.cumsum(values, out=offsets[1:])
             if (total := max(most, int(offsets[-1]))) > total_max:
