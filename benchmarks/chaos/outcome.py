@@ -29,6 +29,8 @@ class Observed:
         due_s: When it was due, seconds since the load began.
         latency_ms: From then to the last byte of the answer.
         outcome: See ``benchmarks.client.Answer``, or ``not_sent``.
+        late_ms: By how much the client itself was late to send it.
+        total_ms: Time that the mesh says it took, None without an answer.
         reasons: Part -> why it was replaced, of a marked answer.
         wrong: What the oracle has against the answer.
         by_form: Only its form could be judged: nobody outside knew the history that it was made with.
@@ -42,6 +44,8 @@ class Observed:
     wrong: tuple[str, ...] = ()
     by_form: bool = False
     detail: str = ""
+    late_ms: float = 0.0
+    total_ms: float | None = None
 
     @property
     def cost(self) -> Allowed | None:
@@ -83,10 +87,10 @@ def normal_ms(calm: Sequence[Observed], slack: float) -> float:
 
 
 def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit_ms: float) -> float | None:
-    """Return how long after a fault the mesh was itself again.
+    """Return how long after a fault the mesh was itself again: the begin of the first second of normal answers.
 
-    That is the begin of the first second, after the last answer that was not whole, whose answers are all normal: after
-    the last one, so that a mesh that is well for a second and then worse has not recovered.
+    It is looked for from the first answer on that was not whole (or, where all were, the first slow one), as a fault
+    may go unnoticed at first. ``relapses`` says whether it held.
 
     Args:
         observed: Requests by due time.
@@ -101,17 +105,22 @@ def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit
     touched = [each.outcome != "ok" or each.latency_ms > limit_ms for each in window]
     if not any(touched):
         return 0.0
-    last_bad = max((number for number, each in enumerate(window) if each.outcome != "ok"), default=-1)
-    for number in range(last_bad + 1, len(window)):
+    not_whole = [number for number, each in enumerate(window) if each.outcome != "ok"]
+    for number in range(not_whole[0] if not_whole else touched.index(True), len(window)):
         start_s = window[number].due_s
         if start_s + HEALTHY_S > end_s:
             return None
-        following = [
-            touched[later] for later in range(number, len(window)) if window[later].due_s < start_s + HEALTHY_S
-        ]
-        if not any(following):
+        second = [later for later in range(number, len(window)) if window[later].due_s < start_s + HEALTHY_S]
+        if not any(touched[later] for later in second):
             return start_s - begin_s
     return None
+
+
+def relapses(observed: Sequence[Observed], begin_s: float, end_s: float, recovered_s: float | None) -> int:
+    """Return how many answers after the recovery from a fault, and before the next, were not whole."""
+    if recovered_s is None:
+        return 0
+    return sum(each.outcome != "ok" and begin_s + recovered_s <= each.due_s < end_s for each in observed)
 
 
 def ends_of(faults: Sequence[Injected], duration_s: float, pair_gap_s: float = 0.0) -> list[float]:

@@ -21,6 +21,7 @@ from benchmarks.chaos.outcome import (
     normal_ms,
     not_allowed,
     recovery_s,
+    relapses,
 )
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.schedule import Schedule
@@ -143,7 +144,7 @@ def make_report(
     outcomes = Counter(each.outcome for each in observed)
     costs = Counter(each.cost for each in observed)
     bad = [each for each in observed if each.wrong or each.cost]
-    return Report(
+    report = Report(
         scenario=scenario.name,
         seed=seed,
         requests=len(observed),
@@ -156,32 +157,43 @@ def make_report(
         degraded=outcomes["degraded"],
         degraded_by=degraded_by(observed),
         by_form=sum(each.by_form for each in observed),
-        recovery_s={
-            fault.planned.label: _rounded(recovery_s(observed, fault.at_s, end_s, limit_ms))
-            for fault, end_s in zip(faults, ends, strict=True)
-        },
+        recovery_s={},
         normal_ms=round(limit_ms, 1),
         whole_again=after.whole,
         processes_before=after.processes_before,
         processes_after=after.processes,
         left_out=schedule.left_out,
-        faults=[_fault_document(fault, observed, end_s) for fault, end_s in zip(faults, ends, strict=True)],
+        faults=[_fault_document(fault, observed, end_s, limit_ms) for fault, end_s in zip(faults, ends, strict=True)],
         examples=[f"at {each.due_s:.1f} s: {(each.wrong or (each.detail,))[0]}" for each in bad[:EXAMPLES_MAX]],
         seconds=round(schedule.duration_s, 1),
         command=command,
     )
+    report.recovery_s = {fault["label"]: fault["recovery_s"] for fault in report.faults}
+    return report
 
 
 def report_view(report: Report) -> Group:
     """Return tables for a terminal."""
     table = Table(title=f"{report.scenario}, seed {report.seed}: {report.requests} requests in {report.seconds:.0f} s")
-    for name in ("fault", "at s", "recovery s", "whole", "marked", "shed", "lost", "5xx", "wrong", "slowest ms"):
+    for name in (
+        "fault",
+        "at s",
+        "recovery s",
+        "later",
+        "whole",
+        "marked",
+        "shed",
+        "lost",
+        "5xx",
+        "wrong",
+        "slowest ms",
+    ):
         table.add_column(name, justify="left" if name == "fault" else "right")
     for fault in report.faults:
         recovery = report.recovery_s[fault["label"]]
         table.add_row(
             fault["label"], f"{fault['at_s']:.1f}", "-" if recovery is None else f"{recovery:.1f}",
-            *(str(fault[name]) for name in ("ok", "degraded", "shed", "lost", "server_errors", "wrong")),
+            *(str(fault[name]) for name in ("relapses", "ok", "degraded", "shed", "lost", "server_errors", "wrong")),
             f"{fault['slowest_ms']:.0f}",
         )  # fmt: skip
     words = [
@@ -238,15 +250,18 @@ def timeline(report: Report, observed: Sequence[Observed]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _fault_document(fault: Injected, observed: Sequence[Observed], end_s: float) -> dict[str, Any]:
+def _fault_document(fault: Injected, observed: Sequence[Observed], end_s: float, limit_ms: float) -> dict[str, Any]:
     window = [each for each in observed if fault.at_s <= each.due_s < end_s]
     outcomes, costs = Counter(each.outcome for each in window), Counter(each.cost for each in window)
+    recovered_s = recovery_s(observed, fault.at_s, end_s, limit_ms)
     return {
         "label": fault.planned.label,
         "at_s": round(fault.at_s, 2),
         "healed_s": _rounded(fault.healed_s),
         "what": fault.what,
         "error": fault.error,
+        "recovery_s": _rounded(recovered_s),
+        "relapses": relapses(observed, fault.at_s, end_s, recovered_s),
         "ok": outcomes["ok"],
         "degraded": outcomes["degraded"],
         "shed": outcomes["shed"],

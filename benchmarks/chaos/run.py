@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -40,7 +41,7 @@ Tell = Callable[[str], None]
 
 
 def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
-    """Run a scenario file in a mesh of its own; report and picture go to ``<var_dir>/chaos/<name>/``.
+    """Run a scenario file in a mesh of its own; report, picture and answers go to ``<var_dir>/chaos/``.
 
     Args:
         path: The file.
@@ -70,6 +71,7 @@ def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
     figure.write_text(timeline(report, observed), encoding="utf-8")
     report.figure = str(figure)
     figure.with_suffix(".json").write_bytes(orjson.dumps(report.document()) + b"\n")
+    figure.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(asdict(each)) + b"\n" for each in observed))
     return report
 
 
@@ -217,6 +219,8 @@ def _judge(traffic: WarmTraffic, load: Load[Sent], faults: list[Injected]) -> li
                 tuple(wrong),
                 by_form or dict(reasons).get("sequence") == STALE_HISTORY,
                 answer.detail,
+                sample.late_ms,
+                None if body is None else body.total_ms,
             )
         )
     return observed

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.chaos.outcome import Injected, Observed, degraded_by, ends_of, normal_ms, not_allowed, recovery_s
+from benchmarks.chaos.outcome import (
+    Injected,
+    Observed,
+    degraded_by,
+    ends_of,
+    normal_ms,
+    not_allowed,
+    recovery_s,
+    relapses,
+)
 from benchmarks.chaos.scenario import FaultPlan
 from benchmarks.chaos.schedule import Planned
 
@@ -26,14 +35,21 @@ def test_a_fault_that_nobody_noticed_has_recovered_at_once() -> None:
     assert recovery_s(answers({}), 5.0, 20.0, LIMIT_MS) == 0.0
 
 
-def test_recovery_is_from_the_fault_to_the_first_whole_second_after_the_last_bad_answer() -> None:
-    bad = dict.fromkeys([5.25, 5.5, 7.0], "degraded")
-    assert recovery_s(answers(bad), 5.0, 20.0, LIMIT_MS) == pytest.approx(2.25)
+def test_recovery_is_from_the_fault_to_the_first_whole_second_after_a_bad_answer() -> None:
+    bad = dict.fromkeys([5.25, 5.5, 6.25], "degraded")
+    assert recovery_s(answers(bad), 5.0, 20.0, LIMIT_MS) == pytest.approx(1.5)
 
 
-def test_a_mesh_that_is_well_for_a_second_and_then_worse_has_not_recovered() -> None:
-    bad = {5.25: "degraded", 12.0: "failed"}
-    assert recovery_s(answers(bad), 5.0, 20.0, LIMIT_MS) == pytest.approx(7.25)
+def test_a_fault_that_shows_late_has_not_recovered_before() -> None:
+    assert recovery_s(answers({8.0: "degraded"}), 5.0, 20.0, LIMIT_MS) == pytest.approx(3.25)
+    assert recovery_s(answers({8.0: "degraded"}, slow={5.0: 400.0}), 5.0, 20.0, LIMIT_MS) == pytest.approx(3.25)
+
+
+def test_a_mesh_that_is_well_for_a_second_and_then_worse_has_relapsed() -> None:
+    observed = answers({5.25: "degraded", 12.0: "failed", 20.0: "failed"}, until_s=30.0)
+    assert recovery_s(observed, 5.0, 20.0, LIMIT_MS) == pytest.approx(0.5)
+    assert relapses(observed, 5.0, 20.0, 0.5) == 1
+    assert relapses(observed, 5.0, 20.0, None) == 0
 
 
 def test_slow_answers_count_until_a_second_has_none() -> None:
