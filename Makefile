@@ -105,8 +105,8 @@ imports: setup-dev ## Import rules between packages
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: unit
-unit: setup-dev ## Unit tests and tests of the repository itself
-	$(PYTEST) $(PYTEST_ARGS)
+unit: setup-dev ## Unit tests and tests of the repository itself, on all cores
+	$(PYTEST) -n auto --maxprocesses=8 --dist=loadfile $(PYTEST_ARGS)
 
 .PHONY: kernels
 kernels: setup-dev ## Triton kernels in the interpreter

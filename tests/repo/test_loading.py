@@ -13,6 +13,9 @@ MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "mar
 
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 
+LOADERS = {f"{how}load{what}" for how in ("", "unsafe_", "full_") for what in ("", "_all", "_state_dict_from_url")}
+"""Last names of the calls that are looked at."""
+
 
 def unsafe(tree: ast.AST) -> list[str]:
     """Return what a module does that could run code which it was given as data."""
@@ -28,6 +31,9 @@ def unsafe(tree: ast.AST) -> list[str]:
 
 
 def _call(node: ast.Call) -> str:
+    last = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+    if last not in BUILTINS | LOADERS:
+        return ""
     given = {word.arg: ast.unparse(word.value) for word in node.keywords}
     name = ast.unparse(node.func)
     if name in BUILTINS:
