@@ -189,6 +189,11 @@ BENCHMARKS: dict[str, Entry] = {
         "a mesh under 0.5 to 4 times its capacity, at random and in bursts, and after a burst; 2 minutes",
         ("goodput_ratio_4x", "goodput_ratio_4x_bursty", "recovery_s", "reject_p99_ms", "capacity_per_s"),
     ),
+    "autoscale": Entry(
+        "benchmarks.services.autoscale:run",
+        "a day's load in simulated time: the scaling policy, Ray Serve's default, and replicas for the peak; a minute",
+        ("replica_hours_ratio_static", "miss_ratio_default_policy"),
+    ),
     "batching": Entry(
         "benchmarks.models.batching:run",
         "requests ranked together in one pass against one after the other, 20 to 500 candidates",

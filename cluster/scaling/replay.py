@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class Station:
         look_s: Time between two looks of the policy, seconds.
     """
 
-    service_s: float = 0.06
+    service_s: float = 0.12
     deadline_s: float = 1.0
     start_s: float = 60.0
     look_s: float = 1.0
@@ -91,6 +91,10 @@ def by_policy(config: ScalingConfig) -> Scaler:
     return scale
 
 
+_Held: TypeAlias = tuple[float, float, float]
+"""When a request is begun, is ended, and came."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a replay came to.
@@ -116,6 +120,13 @@ class Outcome:
     times_s: list[float] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     misses: list[int] = field(default_factory=list)
+
+    def add(self, times_s: npt.NDArray[np.float64], accepted: list[_Held], paid_s: float) -> None:
+        """Count a stretch of time."""
+        self.num_requests += len(times_s)
+        self.num_misses += len(times_s) - len(accepted)
+        self.replica_s += paid_s
+        self.wait_max_s = max(self.wait_max_s, max((began_s - time_s for began_s, _, time_s in accepted), default=0.0))
 
     @property
     def replica_hours(self) -> float:
@@ -174,10 +185,6 @@ class Replicas:
         """Return the work that they hold, seconds of one replica."""
         return sum(free_s - now_s for free_s in self.free_s if free_s > now_s)
 
-    def running_s(self, now_s: float, service_s: float) -> float:
-        """Return how much of it belongs to requests that are being computed, at most one in each replica."""
-        return sum(min(free_s - now_s, service_s) for free_s in self.free_s if free_s > now_s)
-
 
 def replay(
     arrivals_s: Iterator[npt.NDArray[np.float64]], station: Station, scaler: Scaler, first: int, seed: int
@@ -193,22 +200,27 @@ def replay(
     """
     rng = np.random.default_rng(seed)
     replicas, outcome = Replicas(first, station.start_s), Outcome()
+    held: list[_Held] = []
     for number, times in enumerate(arrivals_s, start=1):
         end_s = number * station.look_s
         begin_s = end_s - station.look_s
         replicas.begin(begin_s)
-        held_s, target = replicas.work_s(begin_s), replicas.target
-        accepted_s, num_misses = _serve(replicas.free_s, times, _services(rng, len(times), station), station, outcome)
-        outcome.num_requests += len(times)
-        outcome.num_misses += num_misses
-        outcome.replica_s += target * station.look_s
-        left_s = replicas.work_s(end_s)
-        running = len(replicas.free_s)
-        computed_s = held_s + accepted_s - left_s
-        waiting_s = left_s - replicas.running_s(end_s, station.service_s)
-        busy_share = min(max(computed_s / (running * station.look_s), 0.0), 1.0) if running else 0.0
-        ongoing = math.ceil(left_s / station.service_s)
-        decided = scaler(Look(end_s, running, target, busy_share, waiting_s, ongoing, len(times)))
+        before_s, target, running = replicas.work_s(begin_s), replicas.target, len(replicas.free_s)
+        accepted = _serve(replicas.free_s, times, _services(rng, len(times), station), station.deadline_s)
+        num_misses = len(times) - len(accepted)
+        computed_s = before_s + sum(ended_s - began_s for began_s, ended_s, _ in accepted) - replicas.work_s(end_s)
+        held = [request for request in (*held, *accepted) if request[1] > end_s]
+        outcome.add(times, accepted, target * station.look_s)
+        look = Look(
+            time_s=end_s,
+            running=running,
+            target=target,
+            busy_share=min(max(computed_s / (running * station.look_s), 0.0), 1.0) if running else 0.0,
+            waiting_s=sum(ended_s - began_s for began_s, ended_s, _ in held if began_s > end_s),
+            num_ongoing=len(held),
+            num_arrived=len(times),
+        )
+        decided = scaler(look)
         outcome.num_up += decided > target
         outcome.num_down += decided < target
         outcome.replica_s += replicas.resize(end_s, decided)
@@ -225,19 +237,16 @@ def _services(rng: np.random.Generator, count: int, station: Station) -> list[fl
 
 
 def _serve(
-    free_s: list[float], times: npt.NDArray[np.float64], services: list[float], station: Station, outcome: Outcome
-) -> tuple[float, int]:
-    """Give requests to the replicas; return the work that was taken, and how many were shed."""
+    free_s: list[float], times: npt.NDArray[np.float64], services: list[float], deadline_s: float
+) -> list[_Held]:
+    """Give requests to the replicas; return those that were taken."""
+    accepted: list[_Held] = []
     if not free_s:
-        return 0.0, len(times)
-    accepted_s, num_misses, wait_max_s, deadline_s = 0.0, 0, outcome.wait_max_s, station.deadline_s
+        return accepted
     for time_s, service_s in zip(times.tolist(), services, strict=True):
-        start_s = max(time_s, free_s[0])
-        if start_s + service_s - time_s > deadline_s:
-            num_misses += 1
-            continue
-        heapq.heapreplace(free_s, start_s + service_s)
-        accepted_s += service_s
-        wait_max_s = max(wait_max_s, start_s - time_s)
-    outcome.wait_max_s = wait_max_s
-    return accepted_s, num_misses
+        began_s = max(time_s, free_s[0])
+        ended_s = began_s + service_s
+        if ended_s - time_s <= deadline_s:
+            heapq.heapreplace(free_s, ended_s)
+            accepted.append((began_s, ended_s, time_s))
+    return accepted
