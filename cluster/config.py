@@ -263,6 +263,8 @@ class RayConfig(Config):
     Args:
         num_cpus: Logical cores of the node; also the number of worker processes that Ray starts ahead. None: the
             machine's.
+        num_nodes: Ray nodes (raylets) on this machine. More than one is for trials of what the death of a node does:
+            each has ``num_cpus`` logical cores and an object store of its own; a dead one is replaced.
         object_store_bytes: Shared memory for references. 256 MiB hold about 1,000 requests of 500 candidates.
         inline_bytes_max: Results up to this size travel inside Ray's own messages, larger ones through shared memory,
             which no other process reads. 64 KiB: no larger tensor passes through the ingress process.
@@ -273,6 +275,7 @@ class RayConfig(Config):
     """
 
     num_cpus: int | None = Field(None, ge=1)
+    num_nodes: int = Field(1, ge=1, le=16)
     object_store_bytes: int = Field(256 * 2**20, ge=80 * 2**20)
     inline_bytes_max: int = Field(65_536, ge=1_024, le=2**20)
     grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
@@ -329,6 +332,8 @@ class MeshConfig(Config):
         if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas_min < 2:
             raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
         self._check_scaling()
+        if self.ray.num_nodes > 1 and self.http.ingress != "proxy":
+            raise ValueError(f"ray.num_nodes of more than 1 needs http.ingress proxy, is {self.http.ingress}")
         self.embedding_service(0)  # refuses a backend that cannot map
         queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
         queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}

@@ -22,6 +22,7 @@ from cluster.control import ServeControl
 from cluster.names import APP
 from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
+from cluster.raylets import Raylets
 from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
 from shared.clock import SystemClock
@@ -37,7 +38,7 @@ _REASON_CHARS_MAX = 500
 
 
 class Node:
-    """One Ray node with one Serve application.
+    """One Ray node, or several, with one Serve application.
 
     Args:
         config: The mesh.
@@ -50,6 +51,7 @@ class Node:
         self._runtime = runtime
         self._clock = clock
         self._rollouts: RolloutThread | None = None
+        self._raylets = Raylets(config.ray)
 
     def start(self) -> None:
         """Start Ray's daemons as children of this process: Linux kills them when it dies, however it dies.
@@ -67,6 +69,7 @@ class Node:
             namespace=self._config.name,
             _temp_dir=str(self._runtime),
         )
+        self._raylets.start()
 
     def open_door(self) -> None:
         """Start Serve's controller and its HTTP door."""
@@ -74,7 +77,9 @@ class Node:
         options = {"host": http.host, "port": http.port}
         if http.tls is not None and http.ingress == "proxy":  # else HAProxy ends TLS, and the replicas speak HTTP to it
             options |= {"ssl_certfile": str(http.tls.certificate_file), "ssl_keyfile": str(http.tls.key_file)}
-        serve.start(http_options=options)
+        # Two listeners of one machine cannot share its port.
+        where = serve.config.ProxyLocation.HeadOnly if self._config.ray.num_nodes > 1 else None
+        serve.start(proxy_location=where, http_options=options)
 
     def run(self, place: Place, progress: Callable[[int, int], None]) -> None:
         """Start every station and wait until all are healthy.
@@ -129,6 +134,10 @@ class Node:
         """Weights version that most requests are ranked with, None before ``follow``."""
         return None if self._rollouts is None else parse_stamp(self._rollouts.rollouts.order.version)[0]
 
+    def replace_dead(self, logger: JsonLogger) -> None:
+        """Put a new Ray node in the place of each that has died, the first one excepted."""
+        self._raylets.replace_dead(logger)
+
     def is_alive(self) -> bool:
         """Return whether this process is still connected to Ray."""
         return ray.is_initialized()
@@ -147,6 +156,7 @@ class Node:
         def in_order() -> None:
             try:
                 serve.shutdown()  # type: ignore[no-untyped-call]
+                self._raylets.stop()
                 ray.shutdown()
             except Exception as error:  # noqa: BLE001 - a half-dead node raises anything; its processes are ended anyway
                 logger.warning("ray_stop_failed", error=error)

@@ -184,6 +184,7 @@ class Owner:
             self._check_stop()
             if self._node is None or not self._node.is_alive():
                 raise StageUnavailableError("Ray has ended", stage="ray")
+            self._node.replace_dead(self._logger)
             if self._node.served not in (None, self._state.version):
                 self._say("ready", "serving", version=str(self._node.served))
             if self._store is not None and self._store.running() is None:

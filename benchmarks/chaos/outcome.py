@@ -48,6 +48,11 @@ class Observed:
     total_ms: float | None = None
 
     @property
+    def answer_ms(self) -> float:
+        """From when it was sent to the last byte of the answer."""
+        return self.latency_ms - self.late_ms
+
+    @property
     def cost(self) -> Allowed | None:
         """What the request was denied: an answer, or an answer that is no error; None: it was answered or shed."""
         if self.outcome in _LOST:

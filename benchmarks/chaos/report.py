@@ -48,7 +48,9 @@ class Report:
         server_errors: Answers with status 5xx, or 2xx without a body that can be read.
         not_allowed: Of the lost and the errors, those that no fault of their time was allowed to cost.
         shed: 429.
-        late: Answers after their deadline and ``LATE_SLACK_MS``.
+        late: Answers later than their deadline and ``LATE_SLACK_MS`` after they were sent.
+        client_late_ms: By how much the client itself was late at most; above some 100 ms it was starved, and latencies
+            say little.
         degraded: Marked answers.
         degraded_by: Part and reason -> marked answers.
         by_form: Answers of which only the form could be judged.
@@ -73,6 +75,7 @@ class Report:
     not_allowed: int
     shed: int
     late: int
+    client_late_ms: float
     degraded: int
     degraded_by: dict[str, int]
     by_form: int
@@ -153,7 +156,8 @@ def make_report(
         server_errors=costs["server_errors"],
         not_allowed=not_allowed(observed, faults, ends, deadline_ms / 1e3),
         shed=outcomes["shed"],
-        late=sum(each.cost is None and each.latency_ms > deadline_ms + LATE_SLACK_MS for each in observed),
+        late=sum(each.cost is None and each.answer_ms > deadline_ms + LATE_SLACK_MS for each in observed),
+        client_late_ms=round(max((each.late_ms for each in observed), default=0.0), 1),
         degraded=outcomes["degraded"],
         degraded_by=degraded_by(observed),
         by_form=sum(each.by_form for each in observed),
@@ -199,7 +203,8 @@ def report_view(report: Report) -> Group:
     words = [
         f"lost {report.lost}, wrong {report.wrong}, 5xx {report.server_errors} (not allowed {report.not_allowed}), "
         f"shed {report.shed}, late {report.late}, marked {report.degraded}",
-        f"normal up to {report.normal_ms:.0f} ms; processes {report.processes_before} before, "
+        f"normal up to {report.normal_ms:.0f} ms, client late by up to {report.client_late_ms:.0f} ms; "
+        f"processes {report.processes_before} before, "
         f"{report.processes_after} after; {'whole again' if report.whole_again else 'NOT whole again'}",
         *(f"marked {count}: {why}" for why, count in report.degraded_by.items()),
         *(f"[{fault['label']}] {fault['error']}" for fault in report.faults if fault["error"]),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from benchmarks.load import Load
 from benchmarks.site import Site
 from cluster.config import MeshConfig
 from cluster.local import Mesh
+from cluster.priority import can_raise, own_niceness, set_niceness
 from services.ingress.directory import StatusBody
 from services.sequence.service import STALE_HISTORY
 from shared.clock import Clock, SystemClock
@@ -35,6 +37,11 @@ CLIENT_TIMEOUT_S = 10.0
 """An answer that takes longer has hung: ten times the usual budget."""
 
 CONNECTIONS_MAX = 64
+
+CLIENT_AHEAD = 5
+"""By how much the niceness of the client is lower than the mesh's."""
+
+NICENESS_MIN = -20
 _POLL_S = 0.5
 
 Tell = Callable[[str], None]
@@ -73,6 +80,23 @@ def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
     figure.with_suffix(".json").write_bytes(orjson.dumps(report.document()) + b"\n")
     figure.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(asdict(each)) + b"\n" for each in observed))
     return report
+
+
+@contextmanager
+def ahead_of_the_mesh() -> Iterator[None]:
+    """Give this thread a higher priority than the mesh has, where it may: clients are on other machines.
+
+    On two busy cores a client of the mesh's own priority was up to 6 s late while replicas started.
+    """
+    before = own_niceness()
+    raised = can_raise()
+    if raised:
+        set_niceness(max(before - CLIENT_AHEAD, NICENESS_MIN))
+    try:
+        yield
+    finally:
+        if raised:
+            set_niceness(before)
 
 
 def with_store(config: MeshConfig, mesh: Mesh) -> MeshConfig:
@@ -120,9 +144,10 @@ class Runner:
             await traffic.warm()
             await self._whole(client, traffic)
             before = len(self._mesh.processes())
-            load, faults = await asyncio.gather(
-                traffic.load(plan.requests_per_s, self._schedule.duration_s), self._break(traffic)
-            )
+            with ahead_of_the_mesh():
+                load, faults = await asyncio.gather(
+                    traffic.load(plan.requests_per_s, self._schedule.duration_s), self._break(traffic)
+                )
             self._tell("waiting until every replica is back")
             whole = await self._whole(client, traffic)
             after = After(whole, before, len(self._mesh.processes()))

@@ -149,6 +149,7 @@ def check_targets(faults: Iterable[FaultPlan], config: MeshConfig) -> None:
     """
     there = [*station_configs(config), "controller", "door", "weights"]
     there += ["store"] if config.store.kind == "embedded" else []
+    there += ["node"] if config.ray.num_nodes > 1 else []
     for number, fault in enumerate(faults):
         if fault.target not in there:
             raise ConfigError(

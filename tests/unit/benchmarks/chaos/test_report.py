@@ -62,7 +62,15 @@ def test_a_mesh_that_stays_broken_and_a_fault_that_did_not_happen_fail_the_run()
 
 
 def test_late_answers_are_counted() -> None:
-    assert trial({30: Observed(7.5, 1_751.0, "ok"), 31: Observed(7.75, 1_749.0, "ok")})[0].late == 1
+    report, _ = trial({30: Observed(7.5, 1_751.0, "ok"), 31: Observed(7.75, 1_749.0, "ok")})
+    assert report.late == 1
+    assert report.client_late_ms == 0.0
+
+
+def test_what_the_client_was_late_is_not_the_meshs_fault() -> None:
+    report, _ = trial({30: Observed(7.5, 3_000.0, "ok", late_ms=2_000.0)})
+    assert report.late == 0
+    assert report.client_late_ms == 2_000.0
 
 
 def test_the_tables_show_fault_recovery_and_how_to_repeat_it() -> None:

@@ -1,0 +1,63 @@
+"""More Ray nodes on this machine, beside the one that ``ray.init`` starts: for trials of what the death of one does.
+
+The owner of the mesh holds them as children, like the first, and puts a new one in the place of one that has died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray._private.node import Node as RayNode
+from ray._private.parameter import RayParams
+
+from cluster.config import RayConfig
+from shared.log import JsonLogger
+
+
+def start_node(config: RayConfig) -> Any:
+    """Start one more node; the first must run, and this process be connected to it."""
+    arguments: dict[str, Any] = {  # as Ray's own cluster of several nodes for tests has them
+        "gcs_address": ray.get_runtime_context().gcs_address,
+        "num_cpus": config.num_cpus,
+        "object_store_memory": config.object_store_bytes,
+        "include_log_monitor": False,  # one a machine is enough
+        "node_manager_port": 0,
+        "min_worker_port": 0,
+        "max_worker_port": 0,
+        "dashboard_agent_listen_port": None,
+    }
+    return RayNode(RayParams(**arguments), head=False, shutdown_at_exit=False, spawn_reaper=False)
+
+
+class Raylets:
+    """The nodes of a mesh after the first.
+
+    Args:
+        config: How many, and what each has.
+        start: Starts one.
+    """
+
+    def __init__(self, config: RayConfig, start: Callable[[RayConfig], Any] = start_node) -> None:
+        self._config = config
+        self._start = start
+        self._nodes: list[Any] = []
+
+    def start(self) -> None:
+        """Start them."""
+        self._nodes = [self._start(self._config) for _ in range(self._config.num_nodes - 1)]
+
+    def replace_dead(self, logger: JsonLogger) -> None:
+        """Put a new node in the place of each whose raylet has died; what is left of the old one is killed."""
+        for number, node in enumerate(self._nodes):
+            if any(kind == "raylet" for kind, _ in node.dead_processes()):
+                logger.error("node_ended", node=number + 1)
+                node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+                self._nodes[number] = self._start(self._config)
+
+    def stop(self) -> None:
+        """End them."""
+        for node in self._nodes:
+            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+        self._nodes = []

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+
+import pytest
+
+from cluster.config import MeshConfig, RayConfig
+from cluster.raylets import Raylets
+from shared.log import JsonLogger
+
+
+@dataclass
+class FakeNode:
+    number: int
+    dead: list[tuple[str, None]] = field(default_factory=list)
+    killed: bool = False
+
+    def dead_processes(self) -> list[tuple[str, None]]:
+        return self.dead
+
+    def kill_all_processes(self, *, check_alive: bool, allow_graceful: bool, wait: bool) -> None:
+        assert not check_alive
+        assert wait
+        self.killed = True
+
+
+@pytest.fixture
+def started() -> list[FakeNode]:
+    return []
+
+
+@pytest.fixture
+def raylets(started: list[FakeNode]) -> Raylets:
+    def start(config: RayConfig) -> FakeNode:
+        started.append(FakeNode(len(started)))
+        return started[-1]
+
+    raylets = Raylets(RayConfig(num_nodes=3), start)
+    raylets.start()
+    return raylets
+
+
+def test_the_first_node_is_not_theirs(raylets: Raylets, started: list[FakeNode]) -> None:
+    assert len(started) == 2
+
+
+def test_a_node_whose_raylet_died_is_replaced_and_no_other(raylets: Raylets, started: list[FakeNode]) -> None:
+    lines = io.StringIO()
+    started[0].dead = [("dashboard_agent", None)]
+    started[1].dead = [("raylet", None)]
+    raylets.replace_dead(JsonLogger(stream=lines))
+    assert [node.killed for node in started] == [False, True, False]
+    assert "node_ended" in lines.getvalue()
+    raylets.replace_dead(JsonLogger(stream=lines))
+    assert len(started) == 3, "the new one lives"
+
+
+def test_all_end(raylets: Raylets, started: list[FakeNode]) -> None:
+    raylets.stop()
+    assert all(node.killed for node in started)
+
+
+def test_several_nodes_need_one_listener() -> None:
+    with pytest.raises(ValueError, match=r"num_nodes of more than 1 needs http.ingress proxy, is haproxy"):
+        MeshConfig.model_validate({"ray": {"num_nodes": 2}})
+    MeshConfig.model_validate({"ray": {"num_nodes": 2}, "http": {"ingress": "proxy"}})
