@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -137,10 +138,11 @@ def native_library(tensor: Tensor) -> Any:
     """
     if tensor.device.type != "cpu":
         raise BackendUnavailableError(f"backend 'native' runs on CPUs, the tensors are on {tensor.device}")
-    if importlib.util.find_spec("kernels.native") is None:
+    if "kernels.native" not in sys.modules and importlib.util.find_spec("kernels.native") is None:
         raise BackendUnavailableError("backend 'native' needs kernels.native, which is not part of this installation")
     native = importlib.import_module("kernels.native")
-    status = native.status()
-    if not status.available:
-        raise BackendUnavailableError(f"backend 'native' cannot run here: {status.reason}")
+    try:
+        native.load()  # the status alone costs 2 ms: it hashes all sources and reads the process's map
+    except native.NativeUnavailableError as error:
+        raise BackendUnavailableError(f"backend 'native' cannot run here: {error}") from error
     return native

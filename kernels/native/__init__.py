@@ -7,7 +7,7 @@ cannot. Nothing is built or loaded at import.
 from __future__ import annotations
 
 from kernels.native.attention import PackedKeys, block_attention, broadcast_attention, pack_keys
-from kernels.native.library import NativeStatus, NativeUnavailableError, status
+from kernels.native.library import NativeStatus, NativeUnavailableError, load, status
 from kernels.native.linear import BroadcastLinear, Int8Linear, quantize_rows
 from kernels.native.topk import segmented_topk
 
@@ -19,6 +19,7 @@ __all__ = [
     "PackedKeys",
     "block_attention",
     "broadcast_attention",
+    "load",
     "pack_keys",
     "quantize_rows",
     "segmented_topk",

@@ -53,7 +53,7 @@ def segmented_topk(
         NativeUnavailableError: there is no native library.
     """
     _check(values, offsets, k, tie_keys)
-    lengths = np.diff(offsets)
+    lengths = offsets[1:] - offsets[:-1]
     out_offsets = np.zeros(len(offsets), np.int64)
     np.cumsum(np.minimum(lengths, k), out=out_offsets[1:])
     out = np.empty(int(out_offsets[-1]), np.int64)
@@ -66,7 +66,7 @@ def segmented_topk(
     # Pages that no thread writes cost nothing, so the worst case is asked for.
     boundary = np.empty(threads * longest, np.uint32)
     most_records = max(min(k, longest), min(longest, library.rankmesh_topk_short_segment()))
-    records = np.empty(threads * most_records * library.rankmesh_topk_record_bytes(), np.uint8)
+    records = np.empty(2 * threads * most_records * library.rankmesh_topk_record_bytes(), np.uint8)
     arguments = _TopkArguments(
         values.ctypes.data,
         None if ties is None else ties.ctypes.data,
@@ -93,7 +93,7 @@ def _check(
         raise ValueError(f"values must be float32 [N], are {values.dtype} {values.shape}")
     if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) < 1:
         raise ValueError(f"offsets must be int64 [S + 1], are {offsets.dtype} {offsets.shape}")
-    lengths = np.diff(offsets)
+    lengths = offsets[1:] - offsets[:-1]
     if offsets[0] != 0 or offsets[-1] != len(values) or bool((lengths < 0).any()):
         raise ValueError(f"offsets must ascend from 0 to {len(values)}")
     if bool((lengths > SEGMENT_MAX).any()):

@@ -52,7 +52,7 @@ def segmented_topk(
         raise ValueError(f"values must be float32 [N], are {values.dtype} {values.shape}")
     if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(values):
         raise ValueError(f"offsets must be [S + 1] from 0 to {len(values)}, have shape {offsets.shape}")
-    if bool((np.diff(offsets) < 0).any()):
+    if bool((offsets[1:] < offsets[:-1]).any()):
         raise ValueError("offsets must not decrease")
     if tie_keys is not None and (tie_keys.shape != values.shape or tie_keys.dtype != np.int64):
         raise ValueError(f"tie_keys must be int64 [{len(values)}], are {tie_keys.dtype} {tie_keys.shape}")

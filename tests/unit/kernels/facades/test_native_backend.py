@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from kernels.backends import BackendUnavailableError
 from kernels.broadcast_attention import broadcast_attention
 from kernels.broadcast_gemm import BroadcastGemm
 from kernels.lowp_linear import LowpLinear, quantize, rms_norm_quantize
+from kernels.native import NativeStatus
 from kernels.segmented_topk import segmented_topk
 from kernels.tolerance import largest_error, tolerance
 from tests.unit.kernels.native.support import require_native
@@ -101,9 +101,10 @@ def test_segmented_topk(with_keys: bool) -> None:
 
 
 def test_native_is_not_replaced_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = SimpleNamespace(available=False, reason="no compiler built it")
-    monkeypatch.setattr("kernels.native.status", lambda: missing)
-    with pytest.raises(BackendUnavailableError, match="cannot run here: no compiler built it"):
+    missing = NativeStatus(False, "no compiler built it", None)
+    monkeypatch.setattr("kernels.native.library.status", lambda folder: missing)
+    monkeypatch.setattr("kernels.native.library._ready", {})
+    with pytest.raises(BackendUnavailableError, match="cannot run here: native backend: no compiler built it"):
         LowpLinear(torch.zeros(4, 8), format="int8", backend="native")
     with pytest.raises(BackendUnavailableError, match="no compiler built it"):
         segmented_topk(np.zeros(1, np.float32), np.array([0, 1]), 1, backend="native")
