@@ -281,6 +281,16 @@ async def test_a_station_that_lost_its_replicas_refuses_at_once() -> None:
     assert isinstance(await chained.failure(), StageUnavailableError)
 
 
+async def test_a_station_that_may_have_no_replica_is_called_all_the_same() -> None:
+    """The call that waits is what makes it come back."""
+    serve = FakeServeHandle(num_replicas=0)
+    station = RayHandle("foundation", cast(Any, serve), {}, 1_000, waits_for_first=True)
+    call = station.call("make")
+    assert len(serve.calls) == 1
+    serve.last.put(7)
+    assert await call == 7
+
+
 async def test_a_station_that_was_not_heard_of_yet_is_waited_for() -> None:
     serve = FakeServeHandle(num_replicas=None)
     handle(serve).call("make")
