@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ray import serve
@@ -32,22 +33,27 @@ def build(place: Place) -> Application:
     if place.config.foundation is not None:
         parts["foundation"] = (Foundation, ())
     environment = {} if place.niceness is None else start_command()
+    nodes = place.config.ray.num_nodes
     handles = {
-        name: _deployment(cls, name, replicas[name], environment).bind(place, *args)
+        name: _deployment(cls, name, replicas[name], environment, nodes).bind(place, *args)
         for name, (cls, args) in parts.items()
     }
-    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"], environment)
+    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"], environment, nodes)
     application: Application = front.bind(place, handles)
     return application
 
 
-def _deployment(cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str]) -> Any:
+def _deployment(
+    cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str], num_nodes: int
+) -> Any:
     router = router_of(station, config.replicas_max)
     routing: dict[str, Any] = {} if router is None else {"request_router_config": router}
     if config.autoscaling is None:
         number: dict[str, Any] = {"num_replicas": config.replicas}
     else:
         number = {"autoscaling_config": serve_autoscaling(station, config.replicas, config.autoscaling)}
+    if num_nodes > 1:  # left to itself Serve has put both replicas of a station on the node that died
+        number["max_replicas_per_node"] = math.ceil(config.replicas_max / num_nodes)
     return serve.deployment(
         cls,
         **routing,

@@ -24,7 +24,7 @@ CONFIG = MeshConfig.model_validate(
 PLACE = Place(CONFIG, "v1", "/weights", StoreConfig(), "/plans", "/search")
 
 
-def deployments() -> dict[str, Any]:
+def deployments(place: Place = PLACE) -> dict[str, Any]:
     """Return Serve name -> deployment of the bound graph."""
     found: dict[str, Any] = {}
 
@@ -36,7 +36,7 @@ def deployments() -> dict[str, Any]:
                 for inner in argument.values():
                     visit(inner)
 
-    visit(build(PLACE))
+    visit(build(place))
     return found
 
 
@@ -55,6 +55,14 @@ def test_settings_reach_serve() -> None:
     preprocess = found["preprocess"]._deployment_config
     assert (preprocess.max_surge_percent, preprocess.graceful_shutdown_timeout_s) == (0, 7)
     assert found["ranking-full"].max_ongoing_requests == 32
+
+
+def test_replicas_are_spread_over_several_nodes() -> None:
+    document = {**CONFIG.model_dump(mode="json"), "ray": {"num_nodes": 3}, "http": {"ingress": "proxy"}}
+    config = MeshConfig.model_validate(document)
+    found = deployments(Place(config, "v1", "/weights", StoreConfig(), "/plans", "/search"))
+    assert {each._replica_config.max_replicas_per_node for each in found.values()} == {1}
+    assert {each._replica_config.max_replicas_per_node for each in deployments().values()} == {None}
 
 
 def test_a_mesh_without_foundation_workers() -> None:
