@@ -46,6 +46,8 @@ def replica(state: str) -> dict[str, Any]:
         ({"deployments": [replica("ready")]}, "ready"),
         ({"deployments": [replica("starting")]}, "starting"),
         ({"deployments": [replica("down")]}, "degraded"),
+        ({"deployments": [{"name": "foundation", "target": 0, "replicas": []}]}, "ready"),
+        ({"deployments": [{"name": "foundation", "target": 1, "replicas": []}]}, "degraded"),
         ({"deployments": [replica("ready")], "ready": False}, "not ready"),
         ({"deployments": [replica("ready")], "store": {"kind": "redis", "url": "r", "healthy": False}}, "degraded"),
     ],
