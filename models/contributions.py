@@ -133,7 +133,7 @@ def _units(
     As if every unit were open: its weights are the request's own, so one that is closed on all calibration rows may
     open for another user.
     """
-    keys, values = module.weights(inputs[1])
+    keys, values = inputs[1]
     scores = torch.bmm(inputs[0], keys.transpose(1, 2)).double()
     part = scores.square().sum(1) * values.double().square().sum(2)
     _add(sums, name, "inputs", part.sum(0))

@@ -18,7 +18,7 @@ from kernels import wukong_layer
 from kernels.native import status
 from kernels.packed_linear import PackedLinear, probe_dtypes
 from models.execution_config import REFERENCE, BackendChoice, Execution, Precision, PrecisionChoice
-from models.kunlun import Window
+from models.kunlun import Personal, Window
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
 from models.sequence_encoder import Ages, EncodedLayer, Events
@@ -103,10 +103,16 @@ class FusedNetwork:
         return _widened(self._request_side.encode(features, events, ages, dense))
 
     def encode_events(
-        self, features: Tensor, events: Events, before: Sequence[Window] | None, num_before: int
+        self,
+        features: Tensor,
+        events: Events,
+        before: Sequence[Window] | None,
+        num_before: int,
+        personal: Sequence[Personal] | None = None,
     ) -> list[EncodedLayer]:
         """Encode events that follow others: see ``RankingNetwork.encode_events``; in the stack's dtype."""
-        return self._request_side.encode_events(features.to(self._dtype), events.to(self._dtype), before, num_before)
+        features, events = features.to(self._dtype), events.to(self._dtype)
+        return self._request_side.encode_events(features, events, before, num_before, personal)
 
     def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:
         """Compute what is left when the events are encoded: see ``RankingNetwork.finish``; the state is float32."""

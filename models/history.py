@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.arrays import ROWS_MULTIPLE
 from models.config import EncoderConfig
-from models.kunlun import Window
+from models.kunlun import Personal, Window
 from models.sequence_encoder import EncodedLayer
 
 _SPARE_SHARE = 8
@@ -102,9 +102,10 @@ class EncodedHistory:
         events: The events.
         layers: Each layer's keys and values, of which the first ``len(events)`` rows count.
         windows: Each layer's window, cut to what the next event sees.
+        personal: Each layer's weights as the request's features made them.
     """
 
-    __slots__ = ("_layers", "context_rows", "events", "windows")
+    __slots__ = ("_layers", "context_rows", "events", "personal", "windows")
 
     def __init__(
         self,
@@ -112,11 +113,13 @@ class EncodedHistory:
         events: EventColumns,
         layers: Sequence[tuple[_Rows, _Rows]],
         windows: Sequence[Window],
+        personal: Sequence[Personal],
     ) -> None:
         self.context_rows = context_rows
         self.events = events
         self._layers = tuple(layers)
         self.windows = tuple(windows)
+        self.personal = tuple(personal)
 
     def __len__(self) -> int:
         """Number of events."""
@@ -126,7 +129,7 @@ class EncodedHistory:
     def num_bytes(self) -> int:
         """Bytes that it keeps alive."""
         tensors = [rows.data for pair in self._layers for rows in pair]
-        tensors += [x for pair in self.windows if pair is not None for x in pair]
+        tensors += [x for pair in (*self.windows, *self.personal) if pair is not None for x in pair]
         held = sum(x.nbytes for x in tensors)
         return held + sum(column.nbytes for column in self.events.columns()) + self.context_rows.nbytes
 
@@ -162,14 +165,15 @@ class EncodedHistory:
         for before, made in zip(self.windows, encoded, strict=True):
             origin = begin - (0 if before is None else before[0].shape[1])
             windows.append(_cut(made.window, first - origin, len(events) - origin))
-        return EncodedHistory(self.context_rows, events, layers, windows)
+        return EncodedHistory(self.context_rows, events, layers, windows, [made.personal for made in encoded])
 
     @classmethod
     def empty(cls, context_rows: Ints, num_layers: int, rows: Tensor) -> EncodedHistory:
         """Return the history of no events; ``rows`` [0, D] gives width and type."""
         none = np.zeros(0, np.int64)
         events = EventColumns(none, none, none, np.zeros(0))
-        return cls(context_rows, events, [(_Rows(rows, 0), _Rows(rows, 0))] * num_layers, [None] * num_layers)
+        nothing = [None] * num_layers
+        return cls(context_rows, events, [(_Rows(rows, 0), _Rows(rows, 0))] * num_layers, nothing, nothing)
 
 
 def _cut(window: Window, first: int, last: int) -> Window:

@@ -19,13 +19,16 @@ from torch.nn import functional
 
 from kernels.block_attention import block_attention
 from models.config import RankerConfig
-from models.layers.attention import attend_blocks
+from models.layers.attention import attend_blocks, attend_open_block
 from models.layers.norm import RMSNorm
 from models.layers.rotary import rotate
 
 INIT_STD = 0.05
 MIX_STD = 0.1
 """Of the maps that make hidden units of the context: the network starts as one that is the same for everybody."""
+
+Personal: TypeAlias = tuple[Tensor, Tensor] | None
+"""Keys and values of the feed-forward network as a request's features make them: [B, hidden, D]; None without one."""
 
 Window: TypeAlias = tuple[Tensor, Tensor] | None
 """Turned keys, and values, of self-attention that later events may see: [B, w, H, K]; None without self-attention."""
@@ -59,9 +62,9 @@ class PersonalFeedForward(nn.Module):
         keys, values = self.key_value(tokens).chunk(2, dim=-1)
         return self.keys + self.key_mix @ keys, self.values + self.value_mix @ values
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """Run the network: x [B, L, D], context [B, features, D] -> [B, L, D]."""
-        keys, values = self.weights(context)
+    def forward(self, x: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """Run the network: x [B, L, D] and what ``weights`` made -> [B, L, D]."""
+        keys, values = weights
         return torch.bmm(functional.relu(torch.bmm(x, keys.transpose(1, 2))), values)
 
 
@@ -118,13 +121,13 @@ class EncoderLayer(nn.Module):
         self.sink = nn.Parameter(torch.randn(2, width) * INIT_STD)
 
     def forward(
-        self, tokens: Tensor, context: Tensor, turn: Tensor | None, before: Window
+        self, tokens: Tensor, personal: Personal, turn: Tensor | None, before: Window
     ) -> tuple[Tensor, Tensor, Tensor, Window]:
         """Encode events.
 
         Args:
             tokens: [B, L, D], events as the layer before left them.
-            context: [B, features, D], the request's features.
+            personal: See ``personal``.
             turn: complex64 [B, L, D], by how much queries and keys are turned; None without self-attention.
             before: Of the earlier events; None: there is none.
 
@@ -132,7 +135,8 @@ class EncoderLayer(nn.Module):
             Tokens, keys and values, each [B, L, D], and the window of the events with those before them.
         """
         if self.feed_forward is not None and self.norm_feed_forward is not None:
-            tokens = tokens + self.feed_forward(self.norm_feed_forward(tokens), context)
+            assert personal is not None  # made where a layer has a feed-forward network
+            tokens = tokens + self.feed_forward(self.norm_feed_forward(tokens), personal)
         window: Window = None
         if self.query_key_value is not None and self.norm_attention is not None and self.attention_out is not None:
             heads = self.query_key_value(self.norm_attention(tokens))
@@ -140,6 +144,10 @@ class EncoderLayer(nn.Module):
             tokens = tokens + self.attention_out(answers.flatten(2))
         keys, values = self.key_value(self.norm_out(tokens)).chunk(2, dim=-1)
         return tokens, keys, values, window
+
+    def personal(self, context: Tensor) -> Personal:
+        """Make the feed-forward network's weights of the request's features, [B, features, D]."""
+        return None if self.feed_forward is None else self.feed_forward.weights(context)
 
     def finish(self, keys: Tensor, values: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """Turn keys by how long ago their events are, and put the learned key of an empty history in front.
@@ -172,6 +180,9 @@ class EncoderLayer(nn.Module):
             answers = block_attention(
                 q[0], k[0], v[0], ends, block=block, window_blocks=window_blocks, backend="native"
             )[None]
+        elif self.is_native and num_before and num_before % block + length <= block:
+            # The native kernel's bits are its own anyway: 8 new events cost a tenth of the whole block's.
+            answers = attend_open_block(q, k, v)
         else:
             answers = attend_blocks(q, k, v, block, window_blocks, num_before)
         return answers, (k, v)

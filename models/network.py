@@ -17,7 +17,7 @@ from torch.nn import functional
 from models.config import RankerConfig
 from models.heads import FirstPass, Heads
 from models.inputs import COUNTER_FEATURES, DENSE_FEATURES
-from models.kunlun import INIT_STD, EncoderLayer, Window
+from models.kunlun import INIT_STD, EncoderLayer, Personal, Window
 from models.layers.attention import attend
 from models.layers.layout import CandidateLayout
 from models.sequence_encoder import Ages, EncodedLayer, Events, SequenceEncoder
@@ -74,10 +74,15 @@ class RankingNetwork(nn.Module):
         return self.finish(features, [(own.keys, own.values) for own in encoded], ages, dense)
 
     def encode_events(
-        self, features: Tensor, events: Events, before: Sequence[Window] | None = None, num_before: int = 0
+        self,
+        features: Tensor,
+        events: Events,
+        before: Sequence[Window] | None = None,
+        num_before: int = 0,
+        personal: Sequence[Personal] | None = None,
     ) -> list[EncodedLayer]:
         """Compute what the time of the request does not change: see ``SequenceEncoder``."""
-        encoded: list[EncodedLayer] = self.encoder(features, events, before, num_before)
+        encoded: list[EncodedLayer] = self.encoder(features, events, before, num_before, personal)
         return encoded
 
     def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from models.config import RankerConfig
 from models.inputs import BEGINNING_BUCKET, NUM_WEIGHT_BUCKETS
-from models.kunlun import INIT_STD, EncoderLayer, Window
+from models.kunlun import INIT_STD, EncoderLayer, Personal, Window
 from models.layers.rotary import turns
 
 
@@ -58,11 +58,13 @@ class EncodedLayer:
         keys: [B, L, D].
         values: [B, L, D].
         window: What later events see of them in self-attention.
+        personal: Weights that the request's features made; later events of the same features take them as they are.
     """
 
     keys: Tensor
     values: Tensor
     window: Window
+    personal: Personal
 
 
 class EventEmbedding(nn.Module):
@@ -112,7 +114,12 @@ class SequenceEncoder(nn.Module):
             self.layer(index).is_native = True
 
     def forward(
-        self, context: Tensor, events: Events, before: Sequence[Window] | None = None, num_before: int = 0
+        self,
+        context: Tensor,
+        events: Events,
+        before: Sequence[Window] | None = None,
+        num_before: int = 0,
+        personal: Sequence[Personal] | None = None,
     ) -> list[EncodedLayer]:
         """Encode events, all of B histories or those that follow earlier ones.
 
@@ -122,6 +129,7 @@ class SequenceEncoder(nn.Module):
             before: Each layer's window of the earlier events: of the open block, and of the whole blocks before it that
                 an event sees; None: there are no earlier ones.
             num_before: Earlier events.
+            personal: Each layer's weights as the same context made them before; None: made here.
 
         Returns:
             One a layer.
@@ -135,8 +143,9 @@ class SequenceEncoder(nn.Module):
         encoded = []
         for index in range(len(self.layers)):
             own = None if before is None else before[index]
-            tokens, keys, values, window = self.layer(index)(tokens, context, turn, own)
-            encoded.append(EncodedLayer(keys, values, window))
+            weights = self.layer(index).personal(context) if personal is None else personal[index]
+            tokens, keys, values, window = self.layer(index)(tokens, weights, turn, own)
+            encoded.append(EncodedLayer(keys, values, window, weights))
         return encoded
 
     def from_now(self, ages: Ages) -> Tensor:

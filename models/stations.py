@@ -167,8 +167,9 @@ class RequestEncoder:
             tensor_view(new.pause_buckets)[None],
             tensor_view(new.clock)[None],
         )
-        before = known.windows if covered else None
-        return known.extended(events, self._network.encode_events(features, tokens, before, covered), config), num_new
+        before, personal = (known.windows, known.personal) if covered else (None, None)
+        encoded = self._network.encode_events(features, tokens, before, covered, personal)
+        return known.extended(events, encoded, config), num_new
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class Kept:
         self._length = length
         encoded = network.encode_events(self.features, known, None, 0)
         self._before = next_window(encoded, length, network.config.encoder)
+        self._personal = [each.personal for each in encoded]
         # Rows with room behind, as a kept state has.
         self._rows = [
             tuple(torch.cat([rows, rows[:, :NUM_NEW]], dim=1) for rows in (each.keys, each.values)) for each in encoded
@@ -121,7 +122,7 @@ class Kept:
 
     def appended(self) -> list[tuple[Tensor, Tensor]]:
         """Encode the new events alone, and put them behind the others."""
-        encoded = self.network.encode_events(self.features, self._new, self._before, self._length)
+        encoded = self.network.encode_events(self.features, self._new, self._before, self._length, self._personal)
         for (keys, values), made in zip(self._rows, encoded, strict=True):
             keys[:, self._length :] = made.keys
             values[:, self._length :] = made.values
