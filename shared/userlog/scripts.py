@@ -352,13 +352,17 @@ for i = redis.call('LLEN', KEYS[1]) - 1, 1, -1 do
   if head.first >= before then
     later = later + head.count
   elseif head.last >= before or found < limit then
-    table.insert(blocks, 1, block)
+    blocks[#blocks + 1] = block
     if head.last < before then found = found + head.count end
     if found >= limit then break end
   else
     break
   end
 end
+-- Newest first so far: to insert each in front would move all others, blocks squared for a long history.
+local oldest_first = {}
+for i = #blocks, 1, -1 do oldest_first[#oldest_first + 1] = blocks[i] end
+blocks = oldest_first
 return cmsgpack.pack({total, later, concat(blocks), profile})
 """
 )
