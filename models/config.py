@@ -21,7 +21,7 @@ TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 CATALOG_FEATURES = ("item_id", "genres", "year")
 """Features of a candidate that the catalog knows; of any other, a model knows what the request carries."""
 
-WEIGHTS_FORMAT = 4
+WEIGHTS_FORMAT = 5
 """Counts up when code no longer reads what older code published; weights of another format are trained anew."""
 
 OBJECTIVES: tuple[str, str] = ("click", "conversion")
@@ -379,8 +379,8 @@ class RankerConfig(Config):
 
     @property
     def num_request_inputs(self) -> int:
-        """Request tokens that enter the first layer."""
-        return len(self.request_features) + self.num_dense_tokens
+        """Request tokens that enter the first layer: the features, the dense tokens and the taste."""
+        return len(self.request_features) + self.num_dense_tokens + 1
 
     @property
     def num_candidate_inputs(self) -> int:

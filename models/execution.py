@@ -97,10 +97,10 @@ class FusedNetwork:
             for depth, head in ((depth, network.heads.exit(depth)) for depth in self.config.exits)
         }
 
-    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor) -> State:
+    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor, taste: Tensor) -> State:
         """Compute the request side of B requests: see ``RankingNetwork.encode``; the state is float32."""
-        features, events, dense = features.to(self._dtype), events.to(self._dtype), dense.to(self._dtype)
-        return _widened(self._request_side.encode(features, events, ages, dense))
+        features, dense, taste = (x.to(self._dtype) for x in (features, dense, taste))
+        return _widened(self._request_side.encode(features, events.to(self._dtype), ages, dense, taste))
 
     def encode_events(
         self,
@@ -114,11 +114,13 @@ class FusedNetwork:
         features, events = features.to(self._dtype), events.to(self._dtype)
         return self._request_side.encode_events(features, events, before, num_before, personal)
 
-    def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:
+    def finish(
+        self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor, taste: Tensor
+    ) -> State:
         """Compute what is left when the events are encoded: see ``RankingNetwork.finish``; the state is float32."""
-        features, dense = features.to(self._dtype), dense.to(self._dtype)
+        features, dense, taste = (x.to(self._dtype) for x in (features, dense, taste))
         encoded = [(keys.to(self._dtype), values.to(self._dtype)) for keys, values in encoded]
-        return _widened(self._request_side.finish(features, encoded, ages, dense))
+        return _widened(self._request_side.finish(features, encoded, ages, dense, taste))
 
     def first_pass(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
         """Score C candidates cheaply, in float32: see ``RankingNetwork.first_pass``."""

@@ -37,8 +37,12 @@ DENSE_FEATURES = (
     "log_gap_oldest",
     "hour_share",
     "has_history",
+    "click_surprise",
+    "conversion_surprise",
 )
-"""Request-only dense features, in the order of ``RequestInputs.dense``."""
+"""Request-only dense features, in the order of ``RequestInputs.dense``; the surprises need the items' rates."""
+
+NUM_SURPRISES = 2
 
 COUNTER_FEATURES = ("log_count", "click_log_odds", "conversion_log_odds")
 """Dense features of a candidate: what the log says of the item, in the order of ``FeatureBatch.dense``."""
@@ -49,6 +53,9 @@ GAP_SCALE = 16.0
 _NEWEST = 10
 _HOUR_S = 3600
 _COUNTER_PRIOR = 2.0
+_SURPRISE_PRIOR, _SURPRISE_SCALE = 5.0, 4.0
+_TASTE_PRIOR_EVENTS, _TASTE_PRIOR_WEIGHT = 5.0, 3.6
+"""A user's usual weight starts as if so many events of that weight had been: the mean rating of MovieLens-1M."""
 
 
 BEGINNING_BUCKET = NUM_GAP_BUCKETS
@@ -71,6 +78,8 @@ class RequestInputs:
         log_gaps: float64 [B, L], log(1 + seconds between event and request).
         mask: bool [B, L], true where there is an event.
         dense: float32 [B, len(DENSE_FEATURES)].
+        taste_rows: int64 [B, W], rows of table ``item`` of all events that are read, padding 0 first.
+        taste_weights: float32 [B, W], by how much each of them counts in the user's taste; 0 where there is none.
     """
 
     feature_rows: npt.NDArray[np.int64]
@@ -81,6 +90,8 @@ class RequestInputs:
     log_gaps: npt.NDArray[np.float64]
     mask: npt.NDArray[np.bool_]
     dense: npt.NDArray[np.float32]
+    taste_rows: npt.NDArray[np.int64]
+    taste_weights: npt.NDArray[np.float32]
 
 
 def window_start(num_total: npt.NDArray[np.int64], num_events: int, step: int) -> npt.NDArray[np.int64]:
@@ -114,6 +125,11 @@ def counter_features(
     return np.stack(columns, axis=1).astype(np.float32)
 
 
+def rates(counters: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return how likely a click and a conversion of each item is: [N, counter features] -> float32 [N, 2]."""
+    return np.asarray(1.0 / (1.0 + np.exp(-2.0 * counters[:, 1:])), np.float32)
+
+
 def request_inputs(
     feature_rows: npt.NDArray[np.int64],
     item_rows: npt.NDArray[np.int64],
@@ -124,6 +140,7 @@ def request_inputs(
     as_of_s: npt.NDArray[np.int64],
     num_events: int,
     window_step: int,
+    item_rates: npt.NDArray[np.float32],
 ) -> RequestInputs:
     """Build the inputs of B requests.
 
@@ -135,8 +152,9 @@ def request_inputs(
         mask: bool [B, W], padding first, then events, oldest first: the newest event is in the last column.
         num_total: int64 [B], events that the log holds before the request.
         as_of_s: int64 [B], request times.
-        num_events: L, newest events that become tokens; all W count in the dense features.
+        num_events: L, newest events that become tokens; all W count in the dense features and the taste.
         window_step: Events by which the oldest of them moves on at once, see ``window_start``.
+        item_rates: float32 [item rows, 2], ``rates`` of every row of table ``item``.
     """
     gaps_s = np.where(mask, np.maximum(as_of_s[:, None] - timestamps_s, 0), 0)
     weights = np.where(mask, np.clip(weights, 0.0, WEIGHT_MAX), 0.0).astype(np.float32)
@@ -161,8 +179,32 @@ def request_inputs(
         clock=np.cumsum(np.log1p(pauses_s / PAUSE_UNIT_S), axis=1),
         log_gaps=np.log1p(left(gaps_s).astype(np.float64)),
         mask=kept,
-        dense=_dense(weights, gaps_s, mask, num_total),
+        dense=np.concatenate(
+            [_dense(weights, gaps_s, mask, num_total), _surprises(weights, item_rows, mask, item_rates)], axis=1
+        ),
+        taste_rows=np.where(mask, item_rows, 0),
+        taste_weights=_taste_weights(weights, mask),
     )
+
+
+def _taste_weights(weights: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    """Return by how much more than usual each event was worth to its user: [B, W], squares of the order of 1 in sum."""
+    count = mask.sum(axis=1, keepdims=True) + _TASTE_PRIOR_EVENTS
+    usual = (weights.sum(axis=1, keepdims=True, dtype=np.float64) + _TASTE_PRIOR_EVENTS * _TASTE_PRIOR_WEIGHT) / count
+    return np.where(mask, (weights - usual) / np.sqrt(count), 0.0).astype(np.float32)
+
+
+def _surprises(
+    weights: npt.NDArray[np.float32],
+    item_rows: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.bool_],
+    item_rates: npt.NDArray[np.float32],
+) -> npt.NDArray[np.float32]:
+    """Return how much oftener the user clicks, and converts, than others do on the same items: float32 [B, 2]."""
+    expected = item_rates[np.where(mask, item_rows, 0)]
+    found = np.stack([weights >= POSITIVE_WEIGHT_MIN, weights >= WEIGHT_MAX], axis=2)
+    total = np.where(mask[:, :, None], found - expected, 0.0).sum(axis=1, dtype=np.float64)
+    return np.asarray(_SURPRISE_SCALE * total / (mask.sum(axis=1, keepdims=True) + _SURPRISE_PRIOR), np.float32)
 
 
 def _dense(

@@ -27,6 +27,11 @@ INIT_STD = 0.05
 MIX_STD = 0.1
 """Of the maps that make hidden units of the context: the network starts as one that is the same for everybody."""
 
+OUT_GAIN = 4.0
+"""How much larger than usual what a layer adds to its events starts. In one pass over the data, events that begin as
+random features of themselves learn faster: on the newest quarter of MovieLens-1M's training rows a gain of 0.1 costs
+.008 click AUC of the validation rows, 2 to 8 bring .002."""
+
 Personal: TypeAlias = tuple[Tensor, Tensor] | None
 """Keys and values of the feed-forward network as a request's features make them: [B, hidden, D]; None without one."""
 
@@ -47,7 +52,7 @@ class PersonalFeedForward(nn.Module):
         width, num_features = config.width, len(config.request_features)
         num_tokens = config.encoder.num_context_tokens
         self.keys = nn.Parameter(torch.randn(hidden, width) * width**-0.5)
-        self.values = nn.Parameter(torch.randn(hidden, width) * hidden**-0.5)
+        self.values = nn.Parameter(torch.randn(hidden, width) * (OUT_GAIN * hidden**-0.5))
         self.compress = nn.Parameter(torch.randn(num_tokens, num_features) * num_features**-0.5)
         self.gate = nn.Linear(width, width, bias=config.bias)
         self.norm_context = RMSNorm(width, bias=config.bias)
@@ -115,6 +120,9 @@ class EncoderLayer(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width, bias=bias) if parts.self_attention else None
         self.norm_attention = RMSNorm(width, bias=bias) if parts.self_attention else None
         self.attention_out = nn.Linear(width, width, bias=bias) if parts.self_attention else None
+        if self.attention_out is not None:
+            with torch.no_grad():
+                self.attention_out.weight.mul_(OUT_GAIN)
         self.summary = Summary(config) if parts.summary else None
         self.norm_out = RMSNorm(width, bias=bias)
         self.key_value = nn.Linear(width, 2 * width, bias=bias)

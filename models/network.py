@@ -58,7 +58,7 @@ class RankingNetwork(nn.Module):
         self.first = FirstPass(config)
         self.heads = Heads(config)
 
-    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor) -> State:
+    def encode(self, features: Tensor, events: Events, ages: Ages, dense: Tensor, taste: Tensor) -> State:
         """Compute the request side of B requests.
 
         Args:
@@ -66,12 +66,13 @@ class RankingNetwork(nn.Module):
             events: The histories.
             ages: How long ago their events are.
             dense: [B, dense features].
+            taste: [B, D], the sum of the items of all events that are read, as events embed them, by taste weight.
 
         Returns:
             The user state; ``mask`` bool [B, T] is in it where the ages have one.
         """
         encoded = self.encode_events(features, events)
-        return self.finish(features, [(own.keys, own.values) for own in encoded], ages, dense)
+        return self.finish(features, [(own.keys, own.values) for own in encoded], ages, dense, taste)
 
     def encode_events(
         self,
@@ -85,7 +86,9 @@ class RankingNetwork(nn.Module):
         encoded: list[EncodedLayer] = self.encoder(features, events, before, num_before, personal)
         return encoded
 
-    def finish(self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor) -> State:
+    def finish(
+        self, features: Tensor, encoded: Sequence[tuple[Tensor, Tensor]], ages: Ages, dense: Tensor, taste: Tensor
+    ) -> State:
         """Compute what is left of the request side when the events are encoded.
 
         Args:
@@ -93,9 +96,10 @@ class RankingNetwork(nn.Module):
             encoded: Each layer's keys and values of the events, both [B, L, D].
             ages: How long ago the events are.
             dense: [B, dense features].
+            taste: [B, D].
         """
         made = self.dense(dense).view(len(dense), -1, self.config.width)
-        tokens = torch.cat([features, made], dim=1).transpose(0, 1)
+        tokens = torch.cat([features, made, taste[:, None]], dim=1).transpose(0, 1)
         seen = None if ages.mask is None else functional.pad(ages.mask, (1, 0), value=True)
         state: State = {} if seen is None else {"mask": seen}
         turn = self.encoder.from_now(ages)

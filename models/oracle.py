@@ -277,26 +277,55 @@ class Oracle:
         weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
         times = [int(time) for time in history.timestamps_s[start:]]
         gaps = [max(as_of_s - time, 0) for time in times]
-        dense = torch.tensor(_dense_features(weights, gaps, history.num_total), dtype=torch.float32)
+        surprises = self._surprises(history.item_keys[start:], weights)
+        dense = torch.tensor([*_dense_features(weights, gaps, history.num_total), *surprises], dtype=torch.float32)
         made = self._plain.linear("dense.2", torch.relu(self._plain.linear("dense.0", dense))).view(-1, config.width)
         # The window's begin moves on in whole steps.
         first = 0
         while history.num_total - first > config.encoder.num_events:
             first += config.encoder.window_step
         newest = max(len(times) - (history.num_total - first), 0)
-        events = self._event_tokens(history.item_keys[start:][newest:], weights[newest:], times[newest:])
-        return torch.cat([torch.stack(tokens), made]), events, times[newest:], gaps[newest:]
+        keys = history.item_keys[start:]
+        events = self._event_tokens(keys[newest:], weights[newest:], times[newest:])
+        tokens = [*tokens, *made, self._taste(keys, weights)]
+        return torch.stack(tokens), events, times[newest:], gaps[newest:]
+
+    def _taste(self, item_keys: npt.NDArray[np.int64], weights: list[float]) -> Tensor:
+        """Return the sum of the items of a history [D], each by what it was worth beyond the user's usual."""
+        usual = (sum(weights) + 5 * 3.6) / (len(weights) + 5)
+        parts = [torch.zeros(self.config.width)]
+        for key, weight in zip(item_keys.tolist(), weights, strict=True):
+            parts.append(self._item_token(key) * ((weight - usual) / math.sqrt(len(weights) + 5)))
+        return torch.stack(parts).sum(0)
+
+    def _surprises(self, item_keys: npt.NDArray[np.int64], weights: list[float]) -> list[float]:
+        """Return how much oftener than others the user clicked, and converted, on the items of a history."""
+        totals = [0.0, 0.0]
+        for key, weight in zip(item_keys.tolist(), weights, strict=True):
+            for index, least in enumerate((4, 5)):
+                odds = (
+                    float(self._counters[key][1 + index])
+                    if key in self._rows["item"] and key in self._counters
+                    else 0.0
+                )
+                totals[index] += (weight >= least) - 1 / (1 + math.exp(-2 * odds))
+        return [4 * total / (len(weights) + 5) for total in totals]
+
+    def _item_token(self, key: int) -> Tensor:
+        """Return what an item embeds to as an event: [D]."""
+        row = self._rows["item"].get(key, 0)
+        token = self._tables["item"][row].clone()
+        genres = self._items[key][0] if row else []
+        if self.config.encoder.genre_events and genres:
+            token += sum(self._tables["genre"][genre] for genre in genres) / len(genres)
+        return token
 
     def _event_tokens(self, item_keys: npt.NDArray[np.int64], weights: list[float], times: list[int]) -> Tensor:
         buckets = self._dense["network.encoder.events.buckets"]
         beginning = len(buckets) - 11 - 1
         events = [torch.zeros(0, self.config.width)]
         for index, key in enumerate(item_keys.tolist()):
-            row = self._rows["item"].get(key, 0)
-            token = self._tables["item"][row].clone()
-            genres = self._items[key][0] if row else []
-            if self.config.encoder.genre_events and genres:
-                token += sum(self._tables["genre"][genre] for genre in genres) / len(genres)
+            token = self._item_token(key)
             token *= self._dense["network.encoder.events.gains"][round(weights[index] * 2)]
             token += buckets[round(weights[index] * 2)]
             pause = max(times[index] - times[index - 1], 0)

@@ -13,7 +13,7 @@ from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
 from models.sequence_encoder import Ages, Events
 
-RequestSide: TypeAlias = tuple[Tensor, Events, Ages, Tensor]
+RequestSide: TypeAlias = tuple[Tensor, Events, Ages, Tensor, Tensor]
 """The arguments of ``RankingNetwork.encode``."""
 
 
@@ -47,6 +47,7 @@ def random_requests(
         events,
         Ages(gaps.log1p(), mask),
         torch.randn(batch, len(DENSE_FEATURES), generator=generator),
+        torch.randn(batch, config.width, generator=generator),
     )
 
 

@@ -29,6 +29,8 @@ class RequestTensors:
     log_gaps: Tensor
     mask: Tensor
     dense: Tensor
+    taste_rows: Tensor
+    taste_weights: Tensor
 
     @classmethod
     def of(cls, inputs: RequestInputs) -> Self:
@@ -103,9 +105,14 @@ class Ranker(nn.Module):
     def encode(self, requests: RequestTensors, features: Tensor | None = None) -> State:
         """Compute the user state of B requests; with these ``request_features``, None: those of the tables."""
         features = self.request_features(requests) if features is None else features
-        items = nn.functional.embedding(requests.item_rows, self.event_table())
+        table = self.event_table()
+        items = nn.functional.embedding(requests.item_rows, table)
         events = Events(items, requests.weight_buckets, requests.pause_buckets, requests.clock)
-        return self.network.encode(features, events, Ages(requests.log_gaps, requests.mask), requests.dense)
+        taste = nn.functional.embedding_bag(
+            requests.taste_rows, table, per_sample_weights=requests.taste_weights, mode="sum"
+        )
+        ages = Ages(requests.log_gaps, requests.mask)
+        return self.network.encode(features, events, ages, requests.dense, taste)
 
     def event_table(self) -> Tensor:
         """Return what an event's item embeds to: [item rows, D]."""

@@ -22,14 +22,14 @@ import numpy.typing as npt
 
 from models.config import RankerConfig
 from models.flops import candidate_flops, request_flops
-from models.inputs import DENSE_FEATURES, GAP_SCALE
+from models.inputs import DENSE_FEATURES, GAP_SCALE, NUM_SURPRISES
 from models.source import Tensors, WeightSource, tensor
 from shared.errors import WeightsError
 from shared.hashing import id_keys
 
 GROUP = "routing"
-SIGNALS = DENSE_FEATURES
-"""Request-only signals, what ``models.inputs`` makes of a history; the order of axis K."""
+SIGNALS = DENSE_FEATURES[:-NUM_SURPRISES]
+"""Request-only signals, what ``models.inputs`` makes of a history without the items; the order of axis K."""
 
 Floats = npt.NDArray[np.float64]
 

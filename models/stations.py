@@ -30,7 +30,7 @@ from models.execution import DTYPES, FusedNetwork, executed
 from models.execution_config import REFERENCE, Execution, Precision
 from models.heads import combined_value, probabilities
 from models.history import EncodedHistory, EventColumns
-from models.inputs import RequestInputs, request_inputs
+from models.inputs import NUM_SURPRISES, RequestInputs, request_inputs
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.passes import WHOLE, Course, Pass, Steps, alone, together
@@ -120,6 +120,7 @@ class RequestEncoder:
             as_of_s=np.array([as_of_s], np.int64),
             num_events=self._config.encoder.num_events,
             window_step=self._config.encoder.window_step,
+            item_rates=self._tables.item_rates,
         )
         return self._run(inputs, known)
 
@@ -145,7 +146,8 @@ class RequestEncoder:
             inputs.clock[0, :count],
         )
         encoded, num_new = self._extended(known, features, inputs.feature_rows[0], events)
-        tensors = _finished(self._network, inputs, features, encoded.layers(count))
+        taste = self._tables.taste(inputs.taste_rows, inputs.taste_weights, self._lookup)
+        tensors = _finished(self._network, inputs, features, encoded.layers(count), taste)
         return EncodedRequest(tensors, encoded, num_new, count - num_new)
 
     def _extended(
@@ -429,11 +431,12 @@ def _cold_start(
         np.zeros(1, np.int64),
         config.encoder.num_events,
         config.encoder.window_step,
+        np.zeros((1, NUM_SURPRISES), np.float32),
     )
     features = tensor_view(np.stack([unknown[feature.table] for feature in config.request_features])[None])
     empty = features.new_empty(1, 0, config.width)
     with torch.inference_mode():
-        return _finished(network, inputs, features, [(empty, empty)] * config.num_layers)
+        return _finished(network, inputs, features, [(empty, empty)] * config.num_layers, empty.sum(1))
 
 
 def _finished(
@@ -441,13 +444,14 @@ def _finished(
     inputs: RequestInputs,
     features: Tensor,
     encoded: Sequence[tuple[Tensor, Tensor]],
+    taste: Tensor,
 ) -> StateArrays:
     """Return the tensors of one request's state: features [1, F, D], keys and values [1, L, D] of every layer."""
     count = encoded[0][0].shape[1]
     ages = Ages(tensor_view(inputs.log_gaps[:, :count]), None)
-    state = network.finish(features, encoded, ages, tensor_view(inputs.dense))
+    state = network.finish(features, encoded, ages, tensor_view(inputs.dense), taste)
     arrays = {name: np.ascontiguousarray(value[0].numpy()) for name, value in state.items()}
-    return {**arrays, SIGNALS_NAME: np.ascontiguousarray(inputs.dense[0])}
+    return {**arrays, SIGNALS_NAME: np.ascontiguousarray(inputs.dense[0, :-NUM_SURPRISES])}
 
 
 def _in_words(plan: PrecisionPlan) -> str:

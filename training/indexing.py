@@ -18,6 +18,7 @@ from models.embedding.catalog import ItemCatalog
 from models.embedding.vocabulary import OOV_ROW, Vocabulary
 from models.inputs import COUNTER_FEATURES, RequestInputs, counter_features, request_inputs
 from models.ranker import CandidateTensors, genre_matrix
+from models.request_tables import item_rates
 from shared.hashing import id_key, id_keys
 from training.data import Dataset, EventLog, RequestBatch, Rows
 
@@ -35,6 +36,9 @@ class DatasetIndex:
         item_ids: int64 [I], ascending.
         item_rows: int64 [I], row of table ``item``, 0 for items that no training event names.
         item_genres: float32 [I, genre rows], mean pooling.
+        item_rates: float32 [item rows, 2], how likely clicks and conversions are by the published counters: of the
+            whole training period, in training too. No row's own label is in them: an item of the history is not the
+            candidate, or its earlier event alone is asked.
         item_years: int64 [I], row of table ``year``.
         reads: table -> int64 [rows], how often training events read each row, of the tables that the catalog names.
         event_counters: float32 [E, counter features], of each event's item at its time: earlier seconds only.
@@ -48,6 +52,7 @@ class DatasetIndex:
     item_ids: Ints
     item_rows: Ints
     item_genres: npt.NDArray[np.float32]
+    item_rates: npt.NDArray[np.float32]
     item_years: Ints
     reads: dict[str, Ints]
     event_counters: npt.NDArray[np.float32]
@@ -76,6 +81,7 @@ class DatasetIndex:
             item_ids=dataset.catalog.item_id,
             item_rows=item_rows,
             item_genres=genre_matrix(catalog.genre_rows, catalog.genre_offsets, num_genre_rows),
+            item_rates=item_rates(vocabularies["item"], catalog),
             item_years=catalog.year_rows,
             reads=_reads(catalog, item_rows, _seen_events(dataset), vocabularies),
             event_counters=streaming_counters(dataset.log),
@@ -113,6 +119,7 @@ class DatasetIndex:
             as_of_s=batch.timestamp_s,
             num_events=self.config.encoder.num_events,
             window_step=self.config.encoder.window_step,
+            item_rates=self.item_rates,
         )
 
     def groups(self, item_ids: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from models.calibration import Calibration
 from models.config import RankerConfig
 from models.heads import CLICK
-from models.inputs import request_inputs
+from models.inputs import NUM_SURPRISES, request_inputs
 from models.routing import SIGNALS, GainModel, surface_keys, tier_flops
 from training.data import Dataset, HistoryReader, Rows, request_batches
 from training.evaluate import Predictions, fit_calibration, predict
@@ -124,12 +124,13 @@ def read_signals(dataset: Dataset, rows: Rows, history_length: int) -> npt.NDArr
     """Return the request-only signals of rows: float32 [N, K]."""
     reader = HistoryReader(dataset.log, history_length, "strict", align="right")
     parts = [np.zeros((0, len(SIGNALS)), np.float32)]
+    unknown = np.zeros((1, NUM_SURPRISES), np.float32)
     for batch in request_batches(rows, reader, _READ_ROWS):
         history = batch.history
         nothing = np.zeros((batch.num_requests, 0), np.int64)
         inputs = request_inputs(
             nothing,
-            history.item_ids,
+            np.zeros_like(history.item_ids),
             history.ratings,
             history.timestamps_s,
             history.mask,
@@ -137,8 +138,9 @@ def read_signals(dataset: Dataset, rows: Rows, history_length: int) -> npt.NDArr
             batch.timestamp_s,
             num_events=1,
             window_step=1,
+            item_rates=unknown,
         )
-        parts.append(inputs.dense[batch.request_index])
+        parts.append(inputs.dense[batch.request_index, : len(SIGNALS)])
     return np.concatenate(parts)
 
 

@@ -80,7 +80,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
 
 def cut(request: RequestSide, first: int, last: int) -> tuple[Events, Ages]:
     """Return some of a request's events, and how long ago they are."""
-    _, events, ages, _ = request
+    _, events, ages, _, _ = request
     columns = (events.items, events.weight_buckets, events.pause_buckets, events.clock)
     return Events(*(column[:, first:last] for column in columns)), Ages(ages.log_gaps[:, first:last], None)
 
@@ -102,7 +102,7 @@ class Kept:
 
     def __init__(self, network: FusedNetwork, request: RequestSide, length: int) -> None:
         self.network = network
-        self.features, _, _, self.dense = request
+        self.features, _, _, self.dense, self.taste = request
         self._all, self._ages = cut(request, 0, length + NUM_NEW)
         known, _ = cut(request, 0, length)
         self._new, _ = cut(request, length, length + NUM_NEW)
@@ -130,7 +130,7 @@ class Kept:
 
     def request(self, events: Callable[[], list[tuple[Tensor, Tensor]]]) -> dict[str, Tensor]:
         """Compute the whole request side."""
-        return self.network.finish(self.features, events(), self._ages, self.dense)
+        return self.network.finish(self.features, events(), self._ages, self.dense, self.taste)
 
 
 def _network(config: RankerConfig, execution: Execution, seed: int) -> FusedNetwork:
@@ -225,8 +225,8 @@ def _flops() -> list[Measurement]:
 def _long(execution: Execution, seed: int, base: dict[str, Param]) -> list[Measurement]:
     length = LENGTH * LONG_FACTOR
     network = _network(CONFIG, execution, seed)
-    features, events, ages, dense = random_requests(CONFIG, torch.Generator().manual_seed(seed), length=length)
-    encode = partial(network.encode, features, events, ages, dense)
+    features, events, ages, dense, taste = random_requests(CONFIG, torch.Generator().manual_seed(seed), length=length)
+    encode = partial(network.encode, features, events, ages, dense, taste)
     kept_bytes = sum(value.nbytes for value in encode().values())
     params: dict[str, Param] = {**base, "events": length, "state_bytes": kept_bytes}
     return [Measurement("long_history_bytes", float(peak_bytes(encode)), "B", params=params)]

@@ -60,8 +60,8 @@ class Subject:
 
     def encode(self, network: RankingNetwork, dtype: torch.dtype = torch.float32) -> State:
         """Encode the request with a network of this dtype."""
-        features, events, ages, dense = self.request
-        return network.encode(features.to(dtype), events.to(dtype), ages, dense.to(dtype))
+        features, events, ages, dense, taste = self.request
+        return network.encode(features.to(dtype), events.to(dtype), ages, dense.to(dtype), taste.to(dtype))
 
     def candidates(self, number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, CandidateLayout]:
         """Return pooled embeddings, counters and layout of the first candidates, all of the one request."""

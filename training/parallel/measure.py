@@ -181,6 +181,8 @@ def _random_batch(config: RankerConfig, num_rows: dict[str, int]) -> _Batch:
             log_gaps=torch.rand(NUM_REQUESTS, length, generator=random).double() * 16,
             mask=torch.ones(NUM_REQUESTS, length, dtype=torch.bool),
             dense=torch.randn(NUM_REQUESTS, len(DENSE_FEATURES), generator=random),
+            taste_rows=rows("item", NUM_REQUESTS, config.history_length),
+            taste_weights=torch.randn(NUM_REQUESTS, config.history_length, generator=random),
         ),
         CandidateTensors(
             item_rows=rows("item", num_candidates),

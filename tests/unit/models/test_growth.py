@@ -37,7 +37,7 @@ def test_an_offset_in_every_layer_adds_up_where_there_is_one() -> None:
     for index in range(16):
         attention_out = network.encoder.layer(index).attention_out
         assert attention_out is not None
-        attention_out.bias.data += 10.0
+        attention_out.bias.data += 20.0
     with activation_maxima(network) as after:
         run_on_random_inputs(network, 8, seed=0)
     assert after[0].history > before[0].history

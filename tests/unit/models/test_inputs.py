@@ -19,6 +19,7 @@ from models.inputs import (
     RequestInputs,
     counter_features,
     gap_buckets,
+    rates,
     request_inputs,
     weight_buckets,
     window_start,
@@ -50,6 +51,9 @@ def test_weight_bucket_is_the_nearest_half_point(weight: float) -> None:
     assert abs(min(weight, 5.0) - bucket / 2) <= 0.25
 
 
+_RATES = np.linspace(0.1, 0.9, 2_000, dtype=np.float32).reshape(1_000, 2)
+
+
 def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
     random = np.random.default_rng(seed)
     batch = len(lengths)
@@ -64,6 +68,7 @@ def _inputs(lengths: list[int], width: int, seed: int) -> RequestInputs:
         as_of_s=np.full(batch, 12_000, np.int64),
         num_events=4,
         window_step=2,
+        item_rates=_RATES,
     )
 
 
@@ -87,9 +92,13 @@ def test_padding_changes_nothing(lengths: list[int], seed: int) -> None:
             np.array([12_000], np.int64),
             4,
             2,
+            _RATES,
         )
         kept = int(alone.mask.sum())
         np.testing.assert_allclose(alone.dense[0], padded.dense[index], rtol=1e-6)
+        for name in ("taste_rows", "taste_weights"):
+            np.testing.assert_array_equal(getattr(alone, name)[0], getattr(padded, name)[index, 6 - length :])
+            assert not getattr(padded, name)[index, : 6 - length].any()
         for name in ("item_rows", "weight_buckets", "pause_buckets", "clock", "log_gaps", "mask"):
             np.testing.assert_array_equal(getattr(alone, name)[0, :kept], getattr(padded, name)[index, :kept])
             assert not getattr(padded, name)[index, kept:].any() or name == "clock"
@@ -117,6 +126,7 @@ def test_events_that_count_are_the_newest_in_order_of_time() -> None:
         np.array([200]),
         num_events=6,
         window_step=2,
+        item_rates=_RATES,
     )
     assert inputs.item_rows.tolist() == [[3, 4, 5, 6, 7, 0]]
     assert inputs.mask.tolist() == [[True] * 5 + [False]]
@@ -139,12 +149,66 @@ def test_an_event_of_the_same_second_looks_like_one_a_second_old(gap_s: int) -> 
             np.array([1_000 + gap]),
             1,
             1,
+            _RATES,
         )
 
     for field in dataclasses.fields(RequestInputs):
         if field.name == "log_gaps":
             continue
         np.testing.assert_array_equal(getattr(at(gap_s), field.name), getattr(at(1), field.name))
+
+
+def test_taste_is_what_an_event_was_worth_beyond_the_usual_of_its_user() -> None:
+    def weights(*given: float) -> list[float]:
+        inputs = request_inputs(
+            np.zeros((1, 1), np.int64),
+            np.arange(1, len(given) + 1)[None],
+            np.array([given], np.float32),
+            np.arange(len(given))[None],
+            np.ones((1, len(given)), np.bool_),
+            np.array([len(given)]),
+            np.array([100]),
+            num_events=2,
+            window_step=1,
+            item_rates=_RATES,
+        )
+        assert inputs.taste_rows.tolist() == [list(range(1, len(given) + 1))]
+        found: list[float] = inputs.taste_weights[0].tolist()
+        return found
+
+    # Five events of 3.6 are the prior: (15 + 18) / 10 = 3.3 is usual.
+    assert weights(5.0, 1.0, 3.0, 3.0, 3.0) == pytest.approx([w / math.sqrt(10) for w in (1.7, -2.3, -0.3, -0.3, -0.3)])
+    assert weights(5.0)[0] > 0 > weights(1.0)[0]
+    many = weights(*[1.0, 5.0] * 499)
+    assert sum(w * w for w in many) == pytest.approx(4.0, rel=0.02)
+
+
+def test_surprise_is_zero_for_a_user_who_clicks_as_all_do_and_has_the_sign_of_the_difference() -> None:
+    def surprises(*given: float) -> list[float]:
+        inputs = request_inputs(
+            np.zeros((1, 1), np.int64),
+            np.ones((1, len(given)), np.int64),
+            np.array([given], np.float32),
+            np.arange(len(given))[None],
+            np.ones((1, len(given)), np.bool_),
+            np.array([len(given)]),
+            np.array([100]),
+            num_events=2,
+            window_step=1,
+            item_rates=np.array([[0.0, 0.0], [0.5, 0.25]], np.float32),
+        )
+        found: list[float] = inputs.dense[0, -2:].tolist()
+        return found
+
+    assert surprises(5.0, 4.0, 1.0, 2.0) == pytest.approx([0.0, 0.0])
+    assert surprises(5.0) == pytest.approx([4 * 0.5 / 6, 4 * 0.75 / 6])
+    assert surprises(4.0, 3.0, 3.0) == pytest.approx([4 * -0.5 / 8, 4 * -0.75 / 8])
+
+
+def test_an_item_without_events_has_even_odds() -> None:
+    unseen, seen = rates(counter_features(*(np.array([0, count]) for count in (8, 6, 2))))
+    assert unseen.tolist() == [0.5, 0.5]
+    assert seen == pytest.approx([8 / 12, 4 / 12])
 
 
 def test_empty_history_has_finite_features() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from models.config import RankerConfig, TierConfig
 from models.flops import ranking_flops
-from models.inputs import request_inputs
+from models.inputs import NUM_SURPRISES, request_inputs
 from models.routing import GROUP, SIGNALS, GainModel, aged, surface_keys, tier_flops
 from models.source import MemorySource
 from shared.errors import WeightsError
@@ -84,7 +84,8 @@ def _signals(as_of_s: int, num_events: int = 3) -> npt.NDArray[np.float32]:
         np.array([as_of_s]),
         3,
         1,
-    ).dense[0]
+        np.zeros((2, NUM_SURPRISES), np.float32),
+    ).dense[0, :-NUM_SURPRISES]
     return found
 
 

@@ -34,6 +34,7 @@ class Batch:
     events: Events
     ages: Ages
     dense: Tensor
+    taste: Tensor
     pooled: Tensor
     counters: Tensor
     speculative: Tensor
@@ -48,7 +49,7 @@ class Batch:
             parameter.data += 0.3 * parameter.shape[-1] ** -0.5 * torch.randn(parameter.shape)
         length, count = config.encoder.num_events, len(owner)
         mask = torch.arange(length) < torch.randint(0, length + 1, (num_requests, 1))
-        features, events, ages, dense = random_requests(config, batch=num_requests, mask=mask)
+        features, events, ages, dense, taste = random_requests(config, batch=num_requests, mask=mask)
         levels = torch.randint(0, NUM_LEVELS, (count,))
         speculative = torch.randn(count, config.speculative_width) * (levels > 0)[:, None]
         return cls(
@@ -57,6 +58,7 @@ class Batch:
             events.to(dtype),
             ages,
             dense.to(dtype),
+            taste.to(dtype),
             torch.randn(count, len(config.candidate_features), config.width).to(dtype),
             torch.randn(count, len(COUNTER_FEATURES)).to(dtype),
             speculative.to(dtype),
@@ -69,7 +71,7 @@ class Batch:
         mask = self.ages.mask
         assert mask is not None
         ages = Ages(self.ages.log_gaps[requests], mask[requests])
-        return self.network.encode(self.features[requests], events, ages, self.dense[requests])
+        return self.network.encode(self.features[requests], events, ages, self.dense[requests], self.taste[requests])
 
     def shared(self, state: State, chosen: Tensor) -> list[Tensor]:
         """Return the logits of some candidates at every depth, the first pass first; float32."""

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from models.config import TierConfig as ModelTier
-from models.inputs import DENSE_FEATURES
 from models.random_weights import TINY, random_weights
-from models.routing import GROUP, GainModel, surface_keys
+from models.routing import GROUP, SIGNALS, GainModel, surface_keys
 from models.source import MemorySource
 from services.ingress.config import RouterConfig
 from services.ingress.routing import GainRouter, router_for
@@ -23,13 +22,13 @@ from tests.helpers.local_mesh import PATIENT, LocalMesh
 
 NOW_S = 1_000_000
 CONFIG = TINY.model_copy(update={"tiers": {"light": ModelTier(head_max=0), "full": ModelTier(head_max=10)}})
-K = len(DENSE_FEATURES)
+K = len(SIGNALS)
 
 
 def _source() -> MemorySource:
     """Return weights that say: depth is worth something to those whose newest event weighs little."""
     hidden = np.zeros((K, 1))
-    hidden[DENSE_FEATURES.index("last_weight")] = -1.0
+    hidden[SIGNALS.index("last_weight")] = -1.0
     model = GainModel(
         depths=CONFIG.depths,
         mean=np.zeros(K),
@@ -83,7 +82,7 @@ async def test_what_an_answer_says_of_a_user_routes_the_next_request() -> None:
         assert all("this user's history" in reason for _, reason in second)
         signals = router.users.get(2, NOW_S)
         assert signals is not None
-        assert signals[DENSE_FEATURES.index("last_weight")] == 1.0
+        assert signals[SIGNALS.index("last_weight")] == 1.0
         await ingress.aclose()
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from models.config import RankerConfig
-from models.inputs import DENSE_FEATURES
-from models.routing import GROUP, GainModel, surface_keys
+from models.routing import GROUP, SIGNALS, GainModel, surface_keys
 from models.source import MemorySource
 from services.ingress.config import IngressConfig, RouterConfig, TierConfig
 from services.ingress.learned import PriceControl, RememberedSignals, TierCosts
@@ -17,7 +16,7 @@ from services.ingress.routing import BudgetRouter, GainRouter, RouteQuery, Serve
 from shared.clock import ManualClock
 from shared.errors import ConfigError, InvalidRequestError
 
-K = len(DENSE_FEATURES)
+K = len(SIGNALS)
 TIERS = (
     TierConfig(name="full", cost_ms=100, rank_ms=50, timeout_ms=300),
     TierConfig(name="standard", cost_ms=60, rank_ms=25, timeout_ms=300),
