@@ -212,4 +212,6 @@ class ScalingPolicy:
         bounded = min(max(decision.replicas, self._config.min_replicas), self._config.max_replicas)
         if bounded == decision.replicas:
             return decision
-        return Decision(bounded, "hold" if bounded == seen.target else "bounds")
+        if bounded == seen.target:
+            return Decision(bounded, "hold")
+        return Decision(bounded, "bounds" if decision.reason == "hold" else decision.reason)

@@ -37,9 +37,8 @@ class ServePolicy:
     """
 
     def __init__(self, station: str, **settings: Any) -> None:
-        config = ScalingConfig.model_validate(settings)
-        self._policy = ScalingPolicy(config)
-        self._watches_latency = config.p99_ms_max is not None
+        self._config = ScalingConfig.model_validate(settings)
+        self._policy = ScalingPolicy(self._config)
         self._logger = JsonLogger(clock=SystemClock()).bind(service="autoscaling", station=station)
         self._looked_s = float("-inf")
         self._replicas: int | None = None
@@ -57,10 +56,12 @@ class ServePolicy:
 
     def _decide(self, ctx: Any) -> int:
         is_raised = self._replicas is not None and ctx.target_num_replicas != self._replicas
-        if ctx.current_time - self._looked_s < REPORT_PERIOD_S and not is_raised:
+        if 0 <= ctx.current_time - self._looked_s < REPORT_PERIOD_S and not is_raised:
             return int(ctx.target_num_replicas)  # there is nothing new to see
+        if ctx.current_time < self._looked_s:
+            self._policy = ScalingPolicy(self._config)  # the wall clock was put back: what was seen lies ahead
         self._looked_s = ctx.current_time
-        seen = observe(ctx, self._watches_latency)
+        seen = observe(ctx, self._config.p99_ms_max is not None)
         decision = self._policy.decide(seen)
         if decision.replicas != seen.target:
             self._logger.info(

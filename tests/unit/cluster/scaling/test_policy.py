@@ -210,3 +210,9 @@ def test_constant_load_settles(demand: float, first: int, slow_ms: float) -> Non
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(path, path[1:], path[2:], strict=False))
     assert turns <= 1
     assert target * 1.0 >= min(demand, 8) - 1e-6
+
+
+def test_a_bound_does_not_hide_why() -> None:
+    policy = ScalingPolicy(QUICK.model_copy(update={"max_replicas": 2}))
+    assert policy.decide(Observation(0, 1, 1, 1.0, waiting_s=30.0)) == Decision(2, "queue")
+    assert policy.decide(Observation(1, 2, 2, 1.0, waiting_s=30.0)) == Decision(2, "hold")

@@ -75,6 +75,13 @@ def test_none_to_one_to_none() -> None:
     assert policy(context(26.5, 1, 1, {"busy_share": [0.0]}))[0] == 0
 
 
+def test_a_wall_clock_that_is_put_back_does_not_stop_it() -> None:
+    policy = wrapped()
+    assert policy(context(5_000.0, 1, 1, {"busy_share": [0.3]}))[0] == 1
+    assert policy(context(1_000.0, 1, 1, {"busy_share": [1.0]}))[0] == 2
+    assert policy(context(1_015.0, 1, 1, {"busy_share": [0.0]}))[0] == 1
+
+
 def test_it_never_raises(capsys: pytest.CaptureFixture[str]) -> None:
     policy = ServePolicy("foundation", **CONFIG.model_dump(mode="json"))
     broken = context(0.0, 1, 2, {"busy_share": [0.5]})
