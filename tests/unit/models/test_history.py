@@ -10,8 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels.native import status
 from models.config import EncoderConfig, RankerConfig
-from models.execution_config import REFERENCE, Execution
+from models.execution_config import REFERENCE, Backend, Execution
 from models.history import EncodedHistory
 from models.network import RankingNetwork
 from models.random_request import random_requests
@@ -140,10 +141,16 @@ def test_bytes_are_those_of_the_rows_and_grow_with_them(encoder: RequestEncoder)
     assert 32 * rows <= sizes[-1] <= 2 * (32 * rows + 32 * 4 * 8)
 
 
-def test_bfloat16_states_extend_within_its_rounding() -> None:
-    execution = Execution("torch", "bfloat16", "")
-    encoder = RequestEncoder(random_weights(CONFIG, golden=False), execution)
-    exact = RequestEncoder(random_weights(CONFIG, golden=False), REFERENCE)
+@pytest.mark.parametrize(
+    "backend",
+    ["torch", pytest.param("native", marks=pytest.mark.skipif(not status().available, reason="no native library"))],
+)
+def test_bfloat16_states_extend_within_its_rounding(backend: Backend) -> None:
+    execution = Execution(backend, "bfloat16", "")
+    blocks = CONFIG.encoder.model_copy(update={"block": 16})  # new events within a block, and across two
+    config = CONFIG.model_copy(update={"encoder": blocks})
+    encoder = RequestEncoder(random_weights(config, golden=False), execution)
+    exact = RequestEncoder(random_weights(config, golden=False), REFERENCE)
     known: EncodedHistory | None = None
     for length in (17, 18, 26, 39):
         made = encoder.encode_from(known, _history(length), 3, "web", NOW_S)
@@ -169,15 +176,14 @@ def test_empty_short_and_very_long_histories_of_one_batch_score_as_alone(num_lay
     network = RankingNetwork(config).eval()
     lengths = torch.tensor([0, 1, longest])
     mask = torch.arange(longest) < lengths[:, None]
-    features, events, ages, dense, taste = random_requests(config, batch=3, mask=mask)
-    state = network.encode(features, events, ages, dense, taste)
+    features, events, ages, dense = random_requests(config, batch=3, mask=mask)
+    state = network.encode(features, events, ages, dense)
     for row, length in enumerate(lengths.tolist()):
         alone = network.encode(
             features[row : row + 1],
             Events(*(getattr(events, each.name)[row : row + 1, :length] for each in dataclasses.fields(Events))),
             Ages(ages.log_gaps[row : row + 1, :length], None),
             dense[row : row + 1],
-            taste[row : row + 1],
         )
         for name in ("first", f"head{num_layers}", "layer0.mixtures"):
             torch.testing.assert_close(state[name][row], alone[name][0], rtol=1e-4, atol=1e-5)
@@ -187,7 +193,7 @@ def test_events_see_their_block_and_whole_blocks_before_and_nothing_later() -> N
     config = CONFIG.model_copy(update={"num_layers": 2})
     torch.manual_seed(1)
     network = RankingNetwork(config).eval()
-    features, events, *_ = random_requests(config, length=20)
+    features, events, _, _ = random_requests(config, length=20)
     changed = dataclasses.replace(events, items=events.items.clone())
     changed.items[0, 9] += 1.0
     with torch.inference_mode():
