@@ -37,7 +37,7 @@ CHART: Final = RESULTS_DIR / "autoscale.svg"
 QUICK_HOURS: Final = 0.5
 _CHART_POINTS: Final = 288
 
-POLICY, DEFAULT, TUNED, STATIC = "rankmesh", "ray default", "ray at the same share", "static"
+POLICY, DEFAULT, TUNED, STATIC = "rankmesh", "ray default", "ray tuned", "static"
 
 
 def run(options: BenchmarkOptions) -> BenchmarkReport:
