@@ -176,14 +176,15 @@ def test_empty_short_and_very_long_histories_of_one_batch_score_as_alone(num_lay
     network = RankingNetwork(config).eval()
     lengths = torch.tensor([0, 1, longest])
     mask = torch.arange(longest) < lengths[:, None]
-    features, events, ages, dense = random_requests(config, batch=3, mask=mask)
-    state = network.encode(features, events, ages, dense)
+    features, events, ages, dense, taste = random_requests(config, batch=3, mask=mask)
+    state = network.encode(features, events, ages, dense, taste)
     for row, length in enumerate(lengths.tolist()):
         alone = network.encode(
             features[row : row + 1],
             Events(*(getattr(events, each.name)[row : row + 1, :length] for each in dataclasses.fields(Events))),
             Ages(ages.log_gaps[row : row + 1, :length], None),
             dense[row : row + 1],
+            taste[row : row + 1],
         )
         for name in ("first", f"head{num_layers}", "layer0.mixtures"):
             torch.testing.assert_close(state[name][row], alone[name][0], rtol=1e-4, atol=1e-5)
@@ -193,7 +194,7 @@ def test_events_see_their_block_and_whole_blocks_before_and_nothing_later() -> N
     config = CONFIG.model_copy(update={"num_layers": 2})
     torch.manual_seed(1)
     network = RankingNetwork(config).eval()
-    features, events, _, _ = random_requests(config, length=20)
+    features, events, *_ = random_requests(config, length=20)
     changed = dataclasses.replace(events, items=events.items.clone())
     changed.items[0, 9] += 1.0
     with torch.inference_mode():
