@@ -6,6 +6,7 @@ The owner of the mesh holds them as children, like the first, and puts a new one
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -42,22 +43,35 @@ class Raylets:
     def __init__(self, config: RayConfig, start: Callable[[RayConfig], Any] = start_node) -> None:
         self._config = config
         self._start = start
-        self._nodes: list[Any] = []
+        self._nodes: list[Any] = []  # None: it died, and its successor has not started yet
 
     def start(self) -> None:
         """Start them."""
         self._nodes = [self._start(self._config) for _ in range(self._config.num_nodes - 1)]
 
     def replace_dead(self, logger: JsonLogger) -> None:
-        """Put a new node in the place of each whose raylet has died; what is left of the old one is killed."""
+        """Put a new node in the place of each whose raylet has died; what is left of the old one is killed.
+
+        One that does not start is tried again by the next call: the mesh goes on with the nodes that it has.
+        """
         for number, node in enumerate(self._nodes):
-            if any(kind == "raylet" for kind, _ in node.dead_processes()):
+            if node is not None and any(kind == "raylet" for kind, _ in node.dead_processes()):
                 logger.error("node_ended", node=number + 1)
+                self._nodes[number] = None
                 node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-                self._nodes[number] = self._start(self._config)
+            if self._nodes[number] is None:
+                self._nodes[number] = self._successor(number, logger)
+
+    def _successor(self, number: int, logger: JsonLogger) -> Any:
+        with ThreadPoolExecutor(1, thread_name_prefix="node") as thread:
+            started = thread.submit(self._start, self._config)
+        if failure := started.exception():  # Ray raises bare exceptions here
+            logger.error("node_start_failed", node=number + 1, error=failure)
+            return None
+        return started.result()
 
     def stop(self) -> None:
         """End them."""
-        for node in self._nodes:
+        for node in filter(None, self._nodes):
             node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
         self._nodes = []

@@ -56,6 +56,40 @@ def test_a_node_whose_raylet_died_is_replaced_and_no_other(raylets: Raylets, sta
     assert len(started) == 3, "the new one lives"
 
 
+def test_a_successor_that_does_not_start_is_tried_again() -> None:
+    started, lines = list[FakeNode](), io.StringIO()
+
+    def start(config: RayConfig) -> FakeNode:
+        started.append(FakeNode(len(started)))
+        if len(started) == 2:
+            raise RuntimeError("the node timed out during startup")
+        return started[-1]
+
+    raylets = Raylets(RayConfig(num_nodes=2), start)
+    raylets.start()
+    started[0].dead = [("raylet", None)]
+    raylets.replace_dead(JsonLogger(stream=lines))
+    assert "the node timed out" in lines.getvalue()
+    raylets.replace_dead(JsonLogger(stream=lines))
+    raylets.replace_dead(JsonLogger(stream=lines))
+    assert len(started) == 3
+    raylets.stop()
+    assert [node.killed for node in started] == [True, False, True]
+
+
+def test_a_mesh_ends_whose_node_did_not_come_back(started: list[FakeNode]) -> None:
+    def start(config: RayConfig) -> FakeNode:
+        if started:
+            raise RuntimeError("no more")
+        started.append(FakeNode(0, dead=[("raylet", None)]))
+        return started[0]
+
+    raylets = Raylets(RayConfig(num_nodes=2), start)
+    raylets.start()
+    raylets.replace_dead(JsonLogger(stream=io.StringIO()))
+    raylets.stop()
+
+
 def test_all_end(raylets: Raylets, started: list[FakeNode]) -> None:
     raylets.stop()
     assert all(node.killed for node in started)
