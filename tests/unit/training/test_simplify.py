@@ -34,11 +34,13 @@ def model() -> TrainedModel:
 def test_a_dead_unit_goes_and_predictions_stay(model: TrainedModel) -> None:
     smaller, removals = simplify_model(model, tiny_dataset(), 0.0, num_rows=10_000)
     assert {"exit 2 heads"} <= {row.place for row in removals if row.before > row.after}
-    rows = tiny_dataset().split.test.select(slice(0, 500))
-    expected, found = (predict(each, tiny_dataset(), rows, "strict") for each in (model, smaller))
-    for depth, logits in expected.items():
-        # Other rows than those that contributions were measured on: units that woke up would show.
-        np.testing.assert_allclose(found[depth], logits, rtol=0, atol=1e-3)
+    split = tiny_dataset().split
+    measured, later = split.train.select(slice(len(split.train) - 1_000, None)), split.test.select(slice(0, 500))
+    for rows, share_max in ((measured, 0.0), (later, 0.01)):
+        expected, found = (predict(each, tiny_dataset(), rows, "strict") for each in (model, smaller))
+        for depth, logits in expected.items():
+            # A unit that no measured row opened is gone, and few later rows would have opened it.
+            assert (np.abs(found[depth] - logits) > 1e-4).any(axis=1).mean() <= share_max
 
 
 def test_the_report_names_what_changed(model: TrainedModel) -> None:
