@@ -33,6 +33,9 @@ from shared.hashing import EntityId
 
 AUTO = "auto"
 
+WORTH_EQUAL = 1e-9
+"""Tiers whose values differ by less are worth the same: it is rounding, which must not buy the dearer one."""
+
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
@@ -239,8 +242,8 @@ class GainRouter:
         costs = self.costs.of(query.num_candidates)
         price = self.price.price(self._limits.occupancy(query))
         value = worth - price * costs / costs[0]
-        # The cheaper tier of two that are worth the same.
-        index = len(value) - 1 - int(np.argmax(value[::-1]))
+        # The cheapest tier of those that are worth the same.
+        index = int(np.flatnonzero(value >= value.max() - WORTH_EQUAL)[-1])
         return self._limits.decide(self._names[index], self._reason(index, worth, costs, price, signals is not None))
 
     def observe(self, served: Served) -> None:
@@ -263,8 +266,9 @@ class GainRouter:
         who = "this user's history" if is_known else "a user not seen yet"
         best, lowest = self._names[0], self._names[-1]
         gain = worth[0] - worth[-1]
+        told = f"{gain:+.2e}" if abs(gain) > WORTH_EQUAL else "0"
         return (
-            f"worth: {best} over {lowest} {gain:+.2e} for {who}, at a price of {price:.1e}; "
+            f"worth: {best} over {lowest} {told} for {who}, at a price of {price:.1e}; "
             f"{self._names[index]} takes {costs[index]:.1f} ms of {costs[0]:.1f}"
         )
 

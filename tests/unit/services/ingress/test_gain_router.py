@@ -97,9 +97,12 @@ def test_a_surface_has_its_own_worth() -> None:
     assert (asked.choose(query(1)).tier, asked.choose(reels).tier) == ("light", "full")
 
 
-def test_of_two_tiers_that_are_worth_the_same_the_cheaper_one_serves() -> None:
-    asked = router(gain=model(unknown=(0.0, 0.0, 0.0)))
-    assert asked.choose(query(9)).tier == "light"
+@pytest.mark.parametrize("rounding", [0.0, 1.1e-17, -1.1e-17])
+def test_of_two_tiers_that_are_worth_the_same_the_cheaper_one_serves(rounding: float) -> None:
+    asked = router(gain=model(unknown=(0.0, rounding, 2 * rounding)))
+    choice = asked.choose(query(9))
+    assert choice.tier == "light"
+    assert "full over light 0 for" in choice.reason
 
 
 @pytest.mark.parametrize(
