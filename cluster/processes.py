@@ -22,6 +22,9 @@ MESH_VARIABLE = "RANKMESH_MESH_ID"
 POLL_PERIOD_S = 0.05
 """Between two looks at something that is cheap to look at, seconds."""
 
+_EXEC_LOOKS = 2_000
+"""How often a process that is just starting a program is looked at again; on an idle machine it takes microseconds."""
+
 
 class Waiter(Protocol):
     """The two things that are needed of a clock."""
@@ -79,14 +82,30 @@ def members(mesh_id: str, besides: Iterable[int] = ()) -> list[Process]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in skipped:
             continue
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # another user's, or gone meanwhile
-            continue
-        ticks = started_ticks(int(entry.name)) if wanted in variables else None
+        ticks = started_ticks(int(entry.name)) if wanted in _variables(entry) else None
         if ticks is not None:
             found.append(Process(int(entry.name), ticks))
     return found
+
+
+def _variables(process: Path) -> list[bytes]:
+    """Return the variables that a process was started with; none for another user's, or one that is gone meanwhile."""
+    for _ in range(_EXEC_LOOKS):
+        try:
+            variables = (process / "environ").read_bytes()
+            if variables or not _is_between_programs(process):
+                return variables.split(b"\0")
+        except OSError:
+            return []
+        os.sched_yield()
+    return []
+
+
+def _is_between_programs(process: Path) -> bool:
+    """Return whether a process has left one program and not yet begun the next: its variables are empty meanwhile."""
+    fields = (process / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    has_memory, end_of_variables = fields[20] != "0", fields[48]
+    return has_memory and end_of_variables == "0"
 
 
 def end_members(mesh_id: str, clock: Waiter, grace_s: float, besides: Iterable[int] = ()) -> list[Process]:

@@ -18,6 +18,9 @@ Reason: TypeAlias = Literal["bounds", "busy", "trend", "queue", "latency", "want
 _ROUNDING: Final = 1e-9
 """A demand that n replicas meet exactly must not ask for n + 1."""
 
+_APART_S: Final = 1e-3
+"""Looks that are closer than this are one look: growth over no time is no rate."""
+
 BURST_S: Final = 2.0
 """Over this time the demand is measured that a queue is answered for: shorter, and single looks are mostly chance."""
 
@@ -164,7 +167,7 @@ class ScalingPolicy:
         if self._before is None or self._before.running == 0:
             return computed
         elapsed_s = seen.time_s - self._before.time_s
-        if elapsed_s <= 0:
+        if elapsed_s < _APART_S:
             return computed
         return max(computed + (seen.waiting_s - self._before.waiting_s) / elapsed_s, 0.0)
 

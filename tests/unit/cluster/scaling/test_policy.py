@@ -177,6 +177,12 @@ looks = st.lists(
 )
 
 
+def test_looks_at_one_moment_give_no_rate() -> None:
+    policy = ScalingPolicy(QUICK)
+    assert policy.decide(Observation(0.0, 2, 2, 0.5)) == Decision(2, "hold")
+    assert policy.decide(Observation(5e-324, 2, 2, 0.5, waiting_s=1e6)).replicas <= QUICK.max_replicas
+
+
 @settings(max_examples=60, deadline=None)
 @given(looks=looks, least=st.integers(0, 3), more=st.integers(0, 6), bound=st.one_of(st.none(), st.floats(1.0, 1e4)))
 def test_bounds_hold_whatever_is_seen(
