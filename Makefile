@@ -15,11 +15,16 @@ VARIANT ?= cpu
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 export PYTHON VARIANT PIP_ARGS
+# Each of the many processes of a mesh or a test run would compile the same files again.
+unexport PYTHONDONTWRITEBYTECODE
 $(if $(filter cpu gpu,$(VARIANT)),,$(error VARIANT is cpu or gpu, not '$(VARIANT)'))
 
 BIN := .venv/bin
 RANKMESH := $(BIN)/rankmesh
 PYTEST := $(BIN)/python -m pytest
+# One process a core, so one thread each. The two plug-ins cost each process seconds, and these lanes use neither.
+ON_ALL_CORES := OMP_NUM_THREADS=1
+PARALLEL := -n auto --maxprocesses=8 --dist=loadfile -p no:schemathesis -p no:logging
 NAME_AND_PORT := $(if $(NAME),--name $(NAME)) $(if $(PORT),--port $(PORT))
 
 # A stamp is written after its step has succeeded, so an interrupted setup is done again.
@@ -106,11 +111,11 @@ imports: setup-dev ## Import rules between packages
 
 .PHONY: unit
 unit: setup-dev ## Unit tests and tests of the repository itself, on all cores
-	$(PYTEST) -n auto --maxprocesses=8 --dist=loadfile $(PYTEST_ARGS)
+	$(ON_ALL_CORES) $(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: kernels
 kernels: setup-dev ## Triton kernels in the interpreter
-	@scripts/lane.sh interpret tests/unit $(PYTEST_ARGS)
+	$(ON_ALL_CORES) $(PYTEST) -m interpret tests/unit/kernels $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: aot
 aot: setup-dev ## Every Triton kernel compiled for sm_90: registers, spills, shared memory, tensor cores
@@ -140,7 +145,7 @@ chaos-lab: setup ## A scenario of configs/chaos/ in a mesh of its own: make chao
 
 .PHONY: fuzz
 fuzz: setup-dev ## Hostile bytes into every parser, and the API against its own document: make fuzz N=10000
-	$(PYTEST) -m "slow or not slow" tests/fuzz tests/unit/services/ingress/test_fuzz.py -q --timeout=3600 --fuzz-examples $(or $(N),10000) $(PYTEST_ARGS)
+	$(PYTEST) -m "slow or not slow" tests/fuzz tests/contract -q --timeout=3600 --fuzz-examples $(or $(N),10000) $(PYTEST_ARGS)
 
 # Asks the advisory database of PyPI about every pinned version: needs the network, so it is not part of `make ci`.
 .PHONY: audit
@@ -150,7 +155,7 @@ audit: setup-dev ## Known holes in the pinned dependencies (needs the network)
 	var/audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off -r $(CONSTRAINTS)
 
 .PHONY: test
-test: unit integration ## Everything that proves the product: unit, repo, kernels in the interpreter, integration
+test: unit kernels integration ## Everything that proves the product: unit, repo, kernels in the interpreter, integration
 
 .PHONY: ci
 ci: ## All that CI runs, cheap first, with the time of each step

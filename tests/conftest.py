@@ -6,6 +6,7 @@ Only pytest and the standard library are imported here, so that kernel tests als
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder in FOLDER_MARKERS:
             item.add_marker(folder)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of every later collection of garbage: it is large, and stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 class _RayDoor(importlib.abc.MetaPathFinder):

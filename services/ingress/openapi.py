@@ -6,6 +6,8 @@ here, and the fuzzing test holds the API to it.
 
 from __future__ import annotations
 
+import functools
+import json
 from typing import Any
 
 from pydantic import BaseModel
@@ -66,11 +68,7 @@ def openapi_document(config: IngressConfig, *, asks_for_token: bool = False) -> 
         config: The ingress.
         asks_for_token: Whether all but the probes ask for a bearer token.
     """
-    _, definitions = models_json_schema(
-        [(cls, "serialization" if cls.__name__.endswith(("Response", "Body")) else "validation") for cls in _SCHEMAS],
-        ref_template="#/components/schemas/{model}",
-    )
-    schemas: Document = definitions["$defs"]
+    schemas: Document = json.loads(_definitions())
     schemas |= {"IntegerId": _INTEGER_ID, "StringId": _STRING_ID, "Id": _ID}
     _apply_limits(schemas, config)
     document = _document(schemas)
@@ -78,6 +76,16 @@ def openapi_document(config: IngressConfig, *, asks_for_token: bool = False) -> 
     if asks_for_token:
         _add_access(document)
     return document
+
+
+@functools.cache
+def _definitions() -> bytes:
+    """Return the schemas of all bodies, JSON; the same for every deployment, and slow to derive."""
+    _, definitions = models_json_schema(
+        [(cls, "serialization" if cls.__name__.endswith(("Response", "Body")) else "validation") for cls in _SCHEMAS],
+        ref_template="#/components/schemas/{model}",
+    )
+    return json.dumps(definitions["$defs"]).encode()
 
 
 def _add_access(document: Document) -> None:

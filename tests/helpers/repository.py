@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,14 +52,28 @@ def module_of(name: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def names_used(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return (line, dotted origin) of every name imported from a module and every attribute path used in a file.
+@functools.cache
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """Return every node of a Python file's syntax tree; walked once for all that ask."""
+    return tuple(ast.walk(syntax(name)))
+
+
+@functools.cache
+def names_used_in(name: str) -> list[tuple[int, str]]:
+    """Return what ``names_used`` finds in a Python file."""
+    return names_used(nodes(name))
+
+
+def names_used(tree: Iterable[ast.AST]) -> list[tuple[int, str]]:
+    """Return (line, dotted origin) of every name imported from a module and every attribute path used in a file,
+    of which ``tree`` is every node.
 
     ``from time import sleep as s; s(1)`` and ``import time as t; t.sleep(1)`` both give ``time.sleep``.
     """
     origin: dict[str, str] = {}
     used: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    attributes: list[ast.Attribute] = []
+    for node in tree:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
@@ -67,11 +82,12 @@ def names_used(tree: ast.Module) -> list[tuple[int, str]]:
             for alias in node.names:
                 origin[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 used.append((node.lineno, f"{node.module}.{alias.name}"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            path = _dotted(node)
-            if path is not None and path[0] in origin:
-                used.append((node.lineno, ".".join([origin[path[0]], *path[1:]])))
+        elif isinstance(node, ast.Attribute):
+            attributes.append(node)
+    for attribute in attributes:
+        path = _dotted(attribute)
+        if path is not None and path[0] in origin:
+            used.append((attribute.lineno, ".".join([origin[path[0]], *path[1:]])))
     return used
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections.abc import Iterable
 
 import pytest
 
-from tests.helpers.repository import PACKAGES, ROOT, files, module_of, python_files, syntax, text
+from tests.helpers.repository import PACKAGES, ROOT, files, module_of, nodes, python_files, syntax, text
 
 LINES_MAX = 600
 KERNEL_LINES_MAX = 800
@@ -36,8 +37,8 @@ DATA_SUFFIXES = (
 MACHINE_PATH = re.compile(r"(?<![\w.<>$}/])/(?:work|home|Users|root|mnt|opt)/[\w.-]+")
 
 
-def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+def functions(tree: Iterable[ast.AST]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def test_files_are_short() -> None:
@@ -55,7 +56,7 @@ def test_functions_are_short() -> None:
     long = [
         f"{name}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines, under {FUNCTION_LINES_MAX}"
         for name in python_files()
-        for node in functions(syntax(name))
+        for node in functions(nodes(name))
         if node.end_lineno is not None and node.end_lineno - node.lineno + 1 >= FUNCTION_LINES_MAX
     ]
     assert not long
@@ -66,7 +67,7 @@ def test_names_say_something() -> None:
     vague_classes = [
         f"{name}:{node.lineno} {node.name}"
         for name in python_files(*PACKAGES)
-        for node in ast.walk(syntax(name))
+        for node in nodes(name)
         if isinstance(node, ast.ClassDef) and re.search(r"(Manager|Utils?)$", node.name)
     ]
     assert not vague_files + vague_classes
@@ -95,7 +96,7 @@ def test_print_only_where_a_person_reads() -> None:
         f"{name}:{node.lineno}"
         for name in python_files(*PACKAGES)
         if not name.startswith(("cluster/cli", "benchmarks/"))
-        for node in ast.walk(syntax(name))
+        for node in nodes(name)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not found
