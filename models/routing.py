@@ -31,6 +31,9 @@ GROUP = "routing"
 SIGNALS = DENSE_FEATURES[:-NUM_SURPRISES]
 """Request-only signals, what ``models.inputs`` makes of a history without the items; the order of axis K."""
 
+WORTH_EQUAL = 1e-9
+"""Tiers whose values differ by less are worth the same: it is rounding, which must not buy the dearer one."""
+
 Floats = npt.NDArray[np.float64]
 
 _NEWEST, _OLDEST = SIGNALS.index("log_gap_newest"), SIGNALS.index("log_gap_oldest")

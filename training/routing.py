@@ -18,7 +18,7 @@ from models.calibration import Calibration
 from models.config import RankerConfig
 from models.heads import CLICK
 from models.inputs import NUM_SURPRISES, request_inputs
-from models.routing import SIGNALS, GainModel, surface_keys, tier_flops
+from models.routing import SIGNALS, WORTH_EQUAL, GainModel, surface_keys, tier_flops
 from training.data import Dataset, HistoryReader, Rows, request_batches
 from training.evaluate import Predictions, fit_calibration, predict
 from training.model import TrainedModel
@@ -220,8 +220,12 @@ def price_table(gains: Floats, costs: Floats, num_prices: int = NUM_PRICES) -> F
 
 
 def choose(gains: Floats, costs: Floats, price: float) -> npt.NDArray[np.int64]:
-    """Return the depth of each row that is worth most after its price: [N, D] -> int64 [N], columns; ties cheapest."""
-    found: npt.NDArray[np.int64] = np.argmax(gains - price * costs, axis=1)
+    """Return the depth of each row that is worth most after its price: [N, D] -> int64 [N], columns.
+
+    Of depths worth the same the cheapest, as the router chooses.
+    """
+    value = gains - price * costs
+    found: npt.NDArray[np.int64] = np.argmax(value >= value.max(axis=1, keepdims=True) - WORTH_EQUAL, axis=1)
     return found
 
 

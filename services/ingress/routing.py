@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.config import RankerConfig
-from models.routing import GainModel, surface_keys
+from models.routing import WORTH_EQUAL, GainModel, surface_keys
 from models.source import WeightSource
 from services.ingress.config import IngressConfig, RouterConfig, TierConfig
 from services.ingress.learned import PriceControl, RememberedSignals, Signals, TierCosts
@@ -32,9 +32,6 @@ from shared.errors import ConfigError, InvalidRequestError
 from shared.hashing import EntityId
 
 AUTO = "auto"
-
-WORTH_EQUAL = 1e-9
-"""Tiers whose values differ by less are worth the same: it is rounding, which must not buy the dearer one."""
 
 
 @dataclass(frozen=True, slots=True)

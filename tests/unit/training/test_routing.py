@@ -106,6 +106,10 @@ def test_of_two_depths_that_are_worth_the_same_the_cheaper_is_taken() -> None:
     assert choose(np.zeros((4, 3)), COSTS, 0.0).tolist() == [0, 0, 0, 0]
 
 
+def test_rounding_buys_no_depth() -> None:
+    assert choose(np.array([[0.0, 1e-17, 2e-17], [0.0, 0.0, 1e-6]]), COSTS, 0.0).tolist() == [0, 2]
+
+
 def test_signals_are_those_that_the_encoder_reads() -> None:
     dataset, rows = tiny_dataset(), tiny_dataset().split.test.select(slice(0, 300))
     model = train(_CONFIG, dataset)
