@@ -1,4 +1,4 @@
-"""Run all checks on the first GPU, print a table, write rows."""
+"""Run all checks on the first GPU, print a table, write rows; or print what a device allows at best."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write one JSON row a check to this file")
     parser.add_argument("--only", default="", help="run operators whose name starts so")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="stop timing after so many seconds")
+    parser.add_argument("--roofline", action="store_true", help="print every kernel's roofline; needs no GPU")
+    parser.add_argument("--write", action="store_true", help="with --roofline: renew the READMEs and the picture")
     options = parser.parse_args(arguments)
+    if options.write and (not options.roofline or options.only):
+        parser.error("--write goes with --roofline, and without --only")
+    if options.roofline:
+        return _roofline(options.only, is_written=options.write)
     reason = obstacle()
     if reason is not None:
         sys.stderr.write(f"gpu-check: {reason}\n")
@@ -68,6 +74,20 @@ def main(arguments: list[str] | None = None) -> int:
             num_wrong += not row.ok
     sys.stdout.write(f"{num_rows} checks, {num_wrong} failed\n")
     return 1 if num_wrong or not num_rows else 0
+
+
+def _roofline(only: str, *, is_written: bool) -> int:
+    from kernels.roofline.pages import pages, write
+    from kernels.roofline.tables import all_tables, lines
+
+    tables = all_tables()
+    chosen = {name: table for name, table in tables.items() if name.startswith(only)}
+    for line in lines(chosen):
+        sys.stdout.write(f"{line}\n")
+    if is_written:
+        for path in write(pages(tables)):
+            sys.stdout.write(f"wrote {path}\n")
+    return 0 if chosen else 1
 
 
 if __name__ == "__main__":

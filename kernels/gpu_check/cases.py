@@ -7,6 +7,7 @@ forms of the others are right, and too slow to compile and to run to be of use o
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from kernels.fm_block import fm_block
 from kernels.gpu_check.check import Check, Prepared
 from kernels.gpu_check.jagged_cases import jagged_checks
 from kernels.gpu_check.more_cases import grouped_checks, horizontal_checks, lowp_checks, topk_checks
+from kernels.roofline import counts
 from kernels.tolerance import tolerance
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -58,7 +60,8 @@ def _gemm_checks() -> list[Check]:
     large = [(1000, 1024, 256, 1024, 1, BF16), (4000, 1024, 512, 4096, 8, BF16), (100, 1024, 256, 1024, 1, BF16)]
     return [
         Check("broadcast_gemm", f"C{c} N{n} K{k} R{r} B{b} {_label(dtype)}",
-              partial(_gemm, (c, n, k, r, b), dtype), is_timed=(c, n, k, r, b, dtype) in large)
+              partial(_gemm, (c, n, k, r, b), dtype), is_timed=(c, n, k, r, b, dtype) in large,
+              work=counts.broadcast_gemm(c, n, k, r, b, _label(dtype)))
         for c, n, k, r, b, dtype in small + large
     ]  # fmt: skip
 
@@ -78,14 +81,11 @@ def _gemm(sizes: tuple[int, int, int, int, int], dtype: torch.dtype, device: tor
         inputs = torch.cat([x, request[rows]], 1).double()
         return (inputs @ both.double().T).relu(), inputs.abs() @ both.double().abs().T
 
-    shared = num_requests * num_request_inputs
     return Prepared(
         fused=lambda: op(x, op.request_part(request), index),
         unfused=lambda: functional.relu(functional.linear(torch.cat([x, request[rows]], 1), both)),
         expected=expected,
         tolerance=tolerance(dtype, num_inputs + num_request_inputs),
-        flops=2.0 * num_outputs * (num_candidates * num_inputs + shared),
-        num_bytes=dtype.itemsize * (x.numel() + both.numel() + shared + num_candidates * num_outputs),
     )
 
 
@@ -94,7 +94,8 @@ def _token_checks() -> list[Check]:
     large = [(1024, 433, 872, 1184, 256, 15, BF16), (1000, 16, 32, 96, 64, 1, BF16)]
     return [
         Check("broadcast_token_gemm", f"C{c} M{m} K{k} R{r} D{d} B{b} {_label(dtype)}",
-              partial(_token, (c, m, k, r, d, b), dtype), is_timed=(c, m, k, r, d, b, dtype) in large)
+              partial(_token, (c, m, k, r, d, b), dtype), is_timed=(c, m, k, r, d, b, dtype) in large,
+              work=counts.broadcast_token_gemm(c, m, k, r, d, b))
         for c, m, k, r, d, b, dtype in small + large
     ]  # fmt: skip
 
@@ -114,14 +115,11 @@ def _token(sizes: tuple[int, int, int, int, int, int], dtype: torch.dtype, devic
         inputs = torch.cat([x, request[rows]], 1).double()
         return both.double() @ inputs, both.double().abs() @ inputs.abs()
 
-    shared = num_requests * num_request_inputs * width
     return Prepared(
         fused=lambda: op(x, op.request_part(request), index),
         unfused=lambda: torch.matmul(both, torch.cat([x, request[rows]], 1)),
         expected=expected,
         tolerance=tolerance(dtype, num_inputs + num_request_inputs),
-        flops=2.0 * num_outputs * (x.numel() + shared),
-        num_bytes=dtype.itemsize * (x.numel() + both.numel() + shared + num_candidates * num_outputs * width),
     )
 
 
@@ -130,7 +128,8 @@ def _fm_checks() -> list[Check]:
     large = [(1000, 32, 16, 64, 1, BF16), (4000, 16, 8, 128, 8, BF16)]
     return [
         Check("fm_block", f"C{c} n{n} k{k} D{d} B{b} {_label(dtype)}",
-              partial(_fm, (c, n, k, d, b), dtype), is_timed=(c, n, k, d, b, dtype) in large)
+              partial(_fm, (c, n, k, d, b), dtype), is_timed=(c, n, k, d, b, dtype) in large,
+              work=counts.fm_block(c, n, k, d, b))
         for c, n, k, d, b, dtype in small + large
     ]  # fmt: skip
 
@@ -160,8 +159,6 @@ def _fm(sizes: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch
         unfused=unfused,
         expected=expected,
         tolerance=tolerance(dtype, num_tokens + width, roundings=3),
-        flops=4.0 * num_candidates * num_tokens * width * num_mixtures,
-        num_bytes=dtype.itemsize * (x.numel() + num_candidates * y.numel()) + 4 * part.numel(),
     )
 
 
@@ -170,7 +167,8 @@ def _attention_checks() -> list[Check]:
     large = [(1000, 4, 2, 64, (2048,), BF16), (2048, 64, 2, 128, (1024,) * 32, BF16), (100, 4, 2, 64, (2048,), BF16)]
     return [
         Check("broadcast_attention", f"{activation} C{c} Q{q} H{h} K{k} B{len(t)} T{max(t)} {_label(dtype)}",
-              partial(_attention, (c, q, h, k), t, dtype, activation), is_timed=(c, q, h, k, t, dtype) in large)
+              partial(_attention, (c, q, h, k), t, dtype, activation), is_timed=(c, q, h, k, t, dtype) in large,
+              work=counts.broadcast_attention(c, q, h, k, t))
         for activation in ("softmax", "silu")
         for c, q, h, k, t, dtype in small + large
     ]  # fmt: skip
@@ -216,7 +214,6 @@ def _attention(
         return torch.matmul(weights_of(torch.matmul(queries, keys.mT)), values).transpose(1, 2)
 
     # exp moves a weight by as much as its score is wrong, and scores here stay below about 6 (softmax) by magnitude.
-    pairs = sum(lengths) / len(lengths) * num_candidates * num_queries * num_heads
     return Prepared(
         fused=lambda: broadcast_attention(
             q, k, v, ends, index, activation="softmax" if is_softmax else "silu", scale=scale, backend="triton"
@@ -224,10 +221,8 @@ def _attention(
         unfused=unfused,
         expected=expected,
         tolerance=tolerance(dtype, 36 * (width + max(lengths)), roundings=3),
-        flops=4.0 * pairs * width,
-        num_bytes=dtype.itemsize * (2 * q.numel() + 2 * k.numel()),
     )
 
 
-def _label(dtype: torch.dtype) -> str:
+def _label(dtype: torch.dtype) -> Literal["bf16", "fp32"]:
     return "bf16" if dtype == BF16 else "fp32"

@@ -1,4 +1,4 @@
-"""Check and its parts: what is run, what it must give, what it costs."""
+"""Check and its parts: what is run, what it must give, what it asks of a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.roofline import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +20,12 @@ class Prepared:
         unfused: Runs the plain torch form of the same work, materialised where the kernel is not.
         expected: Returns the answer in float64, and by element the magnitude of the terms that were summed.
         tolerance: Largest error allowed, relative to that magnitude.
-        flops: Useful floating-point operations of one call.
-        num_bytes: Bytes that one call must read and write.
     """
 
     fused: Callable[[], Tensor]
     unfused: Callable[[], Tensor]
     expected: Callable[[], tuple[Tensor, Tensor]]
     tolerance: float
-    flops: float
-    num_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,14 @@ class Check:
         shape: What distinguishes the check within the operator; also its name in the table.
         make: Builds the inputs on a device.
         is_timed: Timed after it was found right; small odd shapes are not.
+        work: FLOPs and bytes of one call.
     """
 
     op: str
     shape: str
     make: Callable[[torch.device], Prepared]
     is_timed: bool
+    work: Work
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from kernels.gdpa import gdpa
 from kernels.gpu_check.check import Check, Prepared
 from kernels.jagged_attention import jagged_attention
 from kernels.jagged_norm import jagged_norm
+from kernels.roofline import counts
 from kernels.tolerance import tolerance
 
 BF16 = torch.bfloat16
@@ -29,19 +30,21 @@ def jagged_checks() -> list[Check]:
     return [
         *(
             Check("jagged_attention", f"{'causal' if causal else 'whole'} B{len(t)} T{sum(t)} H{h} K{k}",
-                  partial(_attention, t, h, k, causal), is_timed=max(t) > 1_000)
+                  partial(_attention, t, h, k, causal), is_timed=max(t) > 1_000,
+                  work=counts.jagged_attention(t, h, k, causal=causal))
             for causal in (True, False)
             for t, h, k in attention
         ),
         *(
             Check("gdpa", f"{activation} B{len(t)} T{sum(t)} M{m} K{k} H{h}",
-                  partial(_gdpa, t, m, k, h, activation), is_timed=max(t) > 500)
+                  partial(_gdpa, t, m, k, h, activation), is_timed=max(t) > 500,
+                  work=counts.gdpa(sum(t), len(t), m, k, h))
             for activation in ("gelu", "relu")
             for t, m, k, h in feed_forward
         ),
         *(
             Check("jagged_norm", f"{over} B{len(t)} T{sum(t)} D{d}", partial(_norm, t, d, over),
-                  is_timed=max(t) > 1_000)
+                  is_timed=max(t) > 1_000, work=counts.jagged_norm(sum(t), d))
             for over in ("row", "sequence")
             for t, d in norms
         ),
@@ -72,15 +75,12 @@ def _attention(lengths: tuple[int, ...], num_heads: int, width: int, causal: boo
         answers = functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
         return _cut(answers.transpose(1, 2), lengths)
 
-    pairs = sum(n * (n + 1) / 2 if causal else n * n for n in lengths)
     return Prepared(
         fused=lambda: jagged_attention(q, k, v, ends, ends, causal=causal, backend="triton"),
         unfused=unfused,
         expected=expected,
         # exp moves a weight by as much as its score is wrong, and scores here stay below about 6.
         tolerance=tolerance(BF16, 36 * (width + max(lengths)), roundings=3),
-        flops=4.0 * pairs * num_heads * width,
-        num_bytes=2.0 * 4 * q.numel(),
     )
 
 
@@ -117,8 +117,6 @@ def _gdpa(
         unfused=unfused,
         expected=expected,
         tolerance=tolerance(BF16, width + num_keys, roundings=3),
-        flops=4.0 * q.numel() * num_keys,
-        num_bytes=2.0 * (2 * q.numel() + 2 * k.numel()),
     )
 
 
@@ -145,8 +143,6 @@ def _norm(lengths: tuple[int, ...], width: int, over: str, device: torch.device)
         unfused=unfused,
         expected=expected,
         tolerance=tolerance(BF16, width * max(lengths), roundings=1),
-        flops=6.0 * x.numel(),
-        num_bytes=2.0 * 4 * x.numel(),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.gpu_check.check import Check, Prepared
 from kernels.gpu_check.rows import Row, quantiles, raised, rates
+from kernels.roofline import device_called
 from kernels.tolerance import largest_error
 
 ROUNDS = 20
@@ -105,10 +106,13 @@ def _failures() -> tuple[type[Exception], ...]:
 def _row(
     check: Check, prepared: Prepared, error: float, times: Samples | None, device: str, versions: str, seed: int
 ) -> Row:
-    fused = unfused = tflops = gbytes = None
+    fused = unfused = tflops = gbytes = bound = share = None
     if times is not None:
         fused, unfused = quantiles(times[0]), quantiles(times[1])
-        tflops, gbytes = rates(prepared, fused[1])
+        tflops, gbytes = rates(check.work, fused[1])
+        if (roofs := device_called(device)) is not None:
+            point = roofs.point(check.work)
+            bound, share = point.bound, point.share(fused[1] * 1e-6)
     return Row(
         check.op,
         check.shape,
@@ -122,4 +126,6 @@ def _row(
         unfused_us=unfused,
         tflops=tflops,
         gbytes_per_s=gbytes,
+        bound=bound,
+        roofline_share=share,
     )

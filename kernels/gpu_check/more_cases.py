@@ -12,6 +12,7 @@ from kernels.gpu_check.check import Check, Prepared
 from kernels.grouped_gemm import grouped_gemm
 from kernels.horizontal_linear import LinearBatch, MergedLinear
 from kernels.lowp_linear import LowpLinear, quantize, rms_norm_quantize
+from kernels.roofline import counts
 from kernels.tolerance import tolerance
 
 BF16 = torch.bfloat16
@@ -24,8 +25,9 @@ def lowp_checks() -> list[Check]:
     for sizes in small + large:
         shape = "M{} N{} K{}".format(*sizes)
         timed = sizes in large
-        checks.append(Check("lowp_linear", f"fp8 {shape}", partial(_fp8, sizes), is_timed=timed))
-        checks.append(Check("lowp_linear", f"norm fp8 {shape}", partial(_norm, sizes), is_timed=timed))
+        checks.append(Check("lowp_linear", f"fp8 {shape}", partial(_fp8, sizes), timed, counts.linear(*sizes, "fp8")))
+        norm = counts.norm_quantize(sizes[0], sizes[2])
+        checks.append(Check("lowp_linear", f"norm fp8 {shape}", partial(_norm, sizes), timed, norm))
     return checks
 
 
@@ -48,8 +50,6 @@ def _fp8(sizes: tuple[int, int, int], device: torch.device) -> Prepared:
         unfused=lambda: functional.linear(x, weight),
         expected=expected,
         tolerance=tolerance(BF16, num_inputs) + partial_sums,
-        flops=2.0 * num_rows * num_outputs * num_inputs,
-        num_bytes=2.0 * x.numel() + weight.numel() + 2.0 * num_rows * num_outputs,
     )
 
 
@@ -75,8 +75,6 @@ def _norm(sizes: tuple[int, int, int], device: torch.device) -> Prepared:
         unfused=unfused,
         expected=expected,
         tolerance=1.0 + 16 * tolerance(torch.float32, num_inputs),
-        flops=4.0 * x.numel(),
-        num_bytes=3.0 * x.numel(),
     )
 
 
@@ -86,7 +84,7 @@ def grouped_checks() -> list[Check]:
     large = [((500,) * 100, 64, 64), (tuple(range(100, 900, 100)), 1024, 1024)]
     return [
         Check("grouped_gemm", f"G{len(rows)} T{sum(rows)} N{n} K{k}", partial(_grouped, rows, n, k),
-              is_timed=(rows, n, k) in large)
+              is_timed=(rows, n, k) in large, work=counts.grouped_gemm(rows, n, k))
         for rows, n, k in small + large
     ]  # fmt: skip
 
@@ -104,19 +102,28 @@ def _grouped(sizes: tuple[int, ...], num_outputs: int, num_inputs: int, device: 
         unfused=lambda: loop(x, weight),
         expected=lambda: (loop(x.double(), weight.double()), loop(x.double().abs(), weight.double().abs())),
         tolerance=tolerance(BF16, num_inputs),
-        flops=2.0 * x.numel() * num_outputs,
-        num_bytes=2.0 * (x.numel() + weight.numel() + len(x) * num_outputs),
     )
 
 
 def horizontal_checks() -> list[Check]:
     """Return merged layers of one input, and batches of layers of unlike shapes."""
-    unlike = tuple((500, 64, 16 * (1 + i % 8)) for i in range(64))
+    merged = [
+        ("merged 3 M33 K70", 33, 70, (5, 64, 1), False),
+        ("merged 12x64 M1000 K256", 1000, 256, (64,) * 12, True),
+    ]
+    batches = [
+        ("batch of 3, odd", ((16, 24, 32), (0, 7, 9), (70, 65, 33)), False),
+        ("batch of 64, M500 N64 K16-128", tuple((500, 64, 16 * (1 + i % 8)) for i in range(64)), True),
+    ]
     return [
-        Check("horizontal_linear", "merged 3 M33 K70", partial(_merged, 33, 70, (5, 64, 1)), is_timed=False),
-        Check("horizontal_linear", "merged 12x64 M1000 K256", partial(_merged, 1000, 256, (64,) * 12), is_timed=True),
-        Check("horizontal_linear", "batch of 3, odd", partial(_batch, ((16, 24, 32), (0, 7, 9), (70, 65, 33))), False),
-        Check("horizontal_linear", "batch of 64, M500 N64 K16-128", partial(_batch, unlike), is_timed=True),
+        *(
+            Check("horizontal_linear", shape, partial(_merged, m, k, sizes), timed, counts.linear(m, sum(sizes), k))
+            for shape, m, k, sizes, timed in merged
+        ),
+        *(
+            Check("horizontal_linear", shape, partial(_batch, sizes), timed, counts.linear_batch(sizes))
+            for shape, sizes, timed in batches
+        ),
     ]
 
 
@@ -130,8 +137,6 @@ def _merged(num_rows: int, num_inputs: int, sizes: tuple[int, ...], device: torc
         unfused=lambda: _joined(tuple(functional.linear(x, weight) for weight in weights)),
         expected=lambda: (x.double() @ whole.T, x.double().abs() @ whole.abs().T),
         tolerance=tolerance(BF16, num_inputs),
-        flops=2.0 * num_rows * whole.numel(),
-        num_bytes=2.0 * (x.numel() + whole.numel() + num_rows * len(whole)),
     )
 
 
@@ -157,8 +162,6 @@ def _batch(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> Pr
         unfused=lambda: flat(tuple(functional.linear(x, w) for x, w in zip(inputs, weights, strict=True))),
         expected=expected,
         tolerance=tolerance(BF16, max(k for _, _, k in shapes)),
-        flops=sum(2.0 * m * n * k for m, n, k in shapes),
-        num_bytes=sum(2.0 * (m * k + n * k + m * n) for m, n, k in shapes),
     )
 
 
@@ -168,7 +171,8 @@ def topk_checks() -> list[Check]:
     large = [((1_000_000,), 1000), ((4000,) * 64, 100)]
     return [
         Check("segmented_topk", f"S{len(lengths)} N{sum(lengths)} k{k}", partial(_topk, lengths, k),
-              is_timed=(lengths, k) in large)
+              is_timed=(lengths, k) in large,
+              work=counts.segmented_topk(lengths, k, with_tie_keys=True))
         for lengths, k in small + large
     ]  # fmt: skip
 
@@ -200,8 +204,6 @@ def _topk(lengths: tuple[int, ...], k: int, device: torch.device) -> Prepared:
         ),
         expected=expected,
         tolerance=0.0,
-        flops=0.0,
-        num_bytes=12.0 * values.numel(),
     )
 
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from kernels.gpu_check.check import Check, Prepared
+from kernels.gpu_check.check import Check
+from kernels.roofline import Bound, Work
 
 HEADER = (
-    f"{'check':<62} {'error':>9} {'allowed':>9} {'fused us':>9} {'torch us':>9} {'ratio':>6} {'TFLOP/s':>8} {'GB/s':>7}"
+    f"{'check':<62} {'error':>9} {'allowed':>9} {'fused us':>9} {'torch us':>9} {'ratio':>6} {'TFLOP/s':>8} "
+    f"{'GB/s':>7} {'roof':>5}"
 )
 
 
@@ -31,6 +33,9 @@ class Row:
         unfused_us: The same of the torch form, interleaved with the kernel in the same run.
         tflops: Useful 10^12 operations a second at the median.
         gbytes_per_s: Necessary 10^9 bytes a second at the median.
+        bound: What the device's roofline says limits this work, ``compute`` or ``memory``.
+        roofline_share: Least time that the roofline allows over the median; None if not timed or if the device's roofs
+            are not known. Above 1 where inputs lie in the L2 cache, which the roofline takes to be in memory.
     """
 
     op: str
@@ -46,6 +51,8 @@ class Row:
     unfused_us: tuple[float, float, float] | None = None
     tflops: float | None = None
     gbytes_per_s: float | None = None
+    bound: Bound | None = None
+    roofline_share: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -67,7 +74,7 @@ class Row:
         unfused = None if self.unfused_us is None else self.unfused_us[1]
         line = f"{name:<62} {_number(self.error, '9.2e')} {_number(self.tolerance, '9.2e')} {_number(fused, '9.1f')} "
         line += f"{_number(unfused, '9.1f')} {_number(self.ratio, '6.2f')} {_number(self.tflops, '8.1f')} "
-        line += _number(self.gbytes_per_s, "7.0f")
+        line += f"{_number(self.gbytes_per_s, '7.0f')} {_number(self.roofline_share, '5.2f')}"
         return line if self.ok else f"{line}  WRONG"
 
 
@@ -84,9 +91,9 @@ def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def rates(prepared: Prepared, median_us: float) -> tuple[float, float]:
+def rates(work: Work, median_us: float) -> tuple[float, float]:
     """Return TFLOP/s and GB/s of one call that takes so long."""
-    return prepared.flops / median_us * 1e-6, prepared.num_bytes / median_us * 1e-3
+    return work.flops / median_us * 1e-6, work.num_bytes / median_us * 1e-3
 
 
 def raised(check: Check, error: BaseException, device: str, versions: str, seed: int) -> Row:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from kernels.roofline import Precision, Work
+
 Inputs: TypeAlias = tuple[Tensor, ...]
 Solve: TypeAlias = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -27,11 +29,13 @@ class Variant:
         build: Returns the function that is checked and timed; packing of weights belongs here, not into the call. It
             raises ``UnavailableVariantError`` where this machine or shape has no such variant.
         schedule: What distinguishes it from others of its kind (chunk, threads, tile), for the evidence.
+        precision: Of its products; None: as the problem's work.
     """
 
     name: str
     build: Callable[[], Solve]
     schedule: dict[str, int | str] = field(default_factory=dict)
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Problem:
         reference: The plain truth of these inputs, at least as exact as any variant.
         tolerance: Largest absolute error, derived from the dtype and the length of the sums.
         variants: What may solve it; the first is what runs without a search.
+        work: FLOPs and bytes of one call, shared between candidates as far as that can be; None: nobody asks.
 
     Raises:
         ValueError: no variant, a name twice, or a tolerance that is not positive.
@@ -58,6 +63,7 @@ class Problem:
     reference: Solve
     tolerance: float
     variants: Sequence[Variant]
+    work: Work | None = None
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]

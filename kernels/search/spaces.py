@@ -19,6 +19,7 @@ from kernels.fm_block import fm_block
 from kernels.grouped_gemm import grouped_gemm
 from kernels.lowp_linear import LowpLinear
 from kernels.packed_linear import PackedLinear
+from kernels.roofline import Precision, counts
 from kernels.search.problem import Inputs, Problem, Solve, UnavailableVariantError, Variant
 from kernels.tolerance import tolerance
 
@@ -54,6 +55,7 @@ def broadcast_gemm_problem(num_candidates: int, user: int, candidate: int, hidde
         {"candidates": num_candidates, "user": user, "candidate": candidate, "hidden": hidden},
         _name(dtype), inputs, truth, 4.0 * tolerance(dtype, candidate + user, 2),
         [Variant("concatenated", concatenated), Variant("torch", split("torch")), Variant("native", split("native"))],
+        counts.broadcast_gemm(num_candidates, hidden, candidate, user, 1, _precision(dtype)),
     )  # fmt: skip
 
 
@@ -88,6 +90,7 @@ def broadcast_attention_problem(
         },
         _name(dtype), inputs, truth, 4.0 * tolerance(dtype, num_keys, 3),
         [Variant("expanded", lambda: expanded), Variant("torch", shared("torch")), Variant("native", shared("native"))],
+        counts.broadcast_attention(num_candidates, num_queries, num_heads, head_width, (num_keys,), _precision(dtype)),
     )  # fmt: skip
 
 
@@ -115,6 +118,7 @@ def fm_block_problem(num_candidates: int, num_tokens: int, width: int, mixtures:
         {"candidates": num_candidates, "tokens": num_tokens, "width": width, "mixtures": mixtures},
         _name(dtype), inputs, truth, 16.0 * tolerance(dtype, num_tokens * width, 3),
         [Variant("square", lambda: square), Variant("torch", of("torch"))],
+        counts.fm_block(num_candidates, num_tokens, mixtures, width, 0, _precision(dtype)),
     )  # fmt: skip
 
 
@@ -151,6 +155,7 @@ def grouped_gemm_problem(num_groups: int, rows: int, width: int, dtype: torch.dt
             Variant("batched", lambda: batched),
             Variant("torch", _here(lambda: lambda x: grouped_gemm(x, weight_GNK, offsets, backend="torch"))),
         ],
+        counts.grouped_gemm((rows,) * num_groups, width, width, _precision(dtype)),
     )  # fmt: skip
 
 
@@ -198,10 +203,11 @@ def linear_problem(rows: int, inputs_: int, outputs: int, error: float | None = 
         [
             Variant("plain_bf16", plain),
             Variant("packed_bf16", packed(torch.bfloat16)),
-            Variant("packed_fp32", packed(torch.float32)),
-            Variant("int8_torch", lowp("torch")),
-            Variant("int8_native", lowp("native")),
+            Variant("packed_fp32", packed(torch.float32), precision="fp32"),
+            Variant("int8_torch", lowp("torch"), precision="int8"),
+            Variant("int8_native", lowp("native"), precision="int8"),
         ],
+        counts.linear(rows, outputs, inputs_),
     )  # fmt: skip
 
 
@@ -223,6 +229,10 @@ def _random(rows: int, columns: int, seed: int) -> Tensor:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _precision(dtype: torch.dtype) -> Precision:
+    return "fp32" if dtype == torch.float32 else "bf16"
 
 
 def standard_problems(dtype: torch.dtype = torch.bfloat16) -> list[Problem]:

@@ -16,9 +16,11 @@ from kernels.gpu_check.cases import all_checks
 from kernels.gpu_check.check import Check, Prepared
 from kernels.gpu_check.measure import run_checks
 from kernels.gpu_check.rows import HEADER, Row, quantiles, rates
+from kernels.roofline import Work
 
 CPU = torch.device("cpu")
 CHECKS = all_checks()
+WORK = Work(3e6, 2e3)
 
 
 def _prepared(error: float = 0.0, tolerance: float = 0.5, fused: Callable[[], Tensor] | None = None) -> Prepared:
@@ -27,25 +29,28 @@ def _prepared(error: float = 0.0, tolerance: float = 0.5, fused: Callable[[], Te
         unfused=lambda: torch.ones(2),
         expected=lambda: (torch.ones(2).double(), torch.ones(2).double()),
         tolerance=tolerance,
-        flops=3e6,
-        num_bytes=2e3,
     )
 
 
-def _run(checks: list[Check], clock: Callable[[], float] = lambda: 0.0, timed: list[str] | None = None) -> list[Row]:
+def _run(
+    checks: list[Check],
+    clock: Callable[[], float] = lambda: 0.0,
+    timed: list[str] | None = None,
+    device_name: str = "GPU",
+) -> list[Row]:
     def timer(prepared: Prepared) -> tuple[list[float], list[float]]:
         if timed is not None:
             timed.append("timed")
         return [1.0, 2.0, 3.0], [6.0, 8.0, 10.0]
 
     rows = run_checks(
-        checks, CPU, device_name="GPU", versions="torch 1", seed=3, limit_s=10.0, timer=timer, clock=clock
+        checks, CPU, device_name=device_name, versions="torch 1", seed=3, limit_s=10.0, timer=timer, clock=clock
     )
     return list(rows)
 
 
 def _check(make: Callable[[torch.device], Prepared], is_timed: bool = True) -> Check:
-    return Check("op", "C1", make, is_timed)
+    return Check("op", "C1", make, is_timed, WORK)
 
 
 def test_a_right_kernel_is_timed_beside_the_torch_form() -> None:
@@ -56,6 +61,20 @@ def test_a_right_kernel_is_timed_beside_the_torch_form() -> None:
     assert row.tflops == pytest.approx(1.5)
     assert row.gbytes_per_s == pytest.approx(1.0)
     assert "WRONG" not in row.as_line()
+
+
+def test_a_row_of_a_known_device_says_what_share_of_the_roofline_was_reached() -> None:
+    (row,) = _run([_check(lambda _: _prepared())], device_name="NVIDIA H200")
+    # 3 MFLOP at 989 TFLOP/s are 3.03 ns, 2 kB at 4.8 TB/s 0.42 ns; the median is 2 us.
+    assert row.bound == "compute"
+    assert row.roofline_share == pytest.approx(3e6 / 989e12 / 2e-6)
+    assert json.loads(row.as_json())["roofline_share"] == row.roofline_share
+    for other in ("GPU", "NVIDIA H200 NVL"):
+        (row,) = _run([_check(lambda _: _prepared())], device_name=other)
+        assert (row.bound, row.roofline_share) == (None, None)
+        assert row.as_line().split()[-1] == "-"
+    (row,) = _run([_check(lambda _: _prepared(), is_timed=False)], device_name="NVIDIA H200")
+    assert row.roofline_share is None
 
 
 def test_a_wrong_kernel_is_not_timed_and_shows() -> None:
@@ -118,7 +137,7 @@ def test_quantiles_are_samples() -> None:
 
 
 def test_rates_are_per_second() -> None:
-    assert rates(_prepared(), median_us=1e6) == pytest.approx((3e-6, 2e-6))
+    assert rates(WORK, median_us=1e6) == pytest.approx((3e-6, 2e-6))
 
 
 def test_the_plan_covers_every_operator_small_and_real() -> None:
