@@ -51,6 +51,7 @@ class Site:
         num_shards: Embedding shards.
         vector_dtype: How speculative embeddings are stored.
         precision: Dtype in which its stations execute the network.
+        best_tier: Name of its best tier.
     """
 
     url: str
@@ -62,6 +63,7 @@ class Site:
     num_shards: int = 2
     vector_dtype: str = "float32"
     precision: Precision = "float32"
+    best_tier: str = "full"
 
     @classmethod
     def of(
@@ -84,6 +86,7 @@ class Site:
             num_shards=config.embedding.num_shards,
             vector_dtype=config.speculative.service.vector_dtype,
             precision=precision,
+            best_tier=config.ingress.service.tiers[0].name,
         )
 
     @property

@@ -4,8 +4,9 @@ Phase A, without speculative embeddings: every mix of 20, 200 and 1,000 candidat
 alone and 16 at once; JSON and msgpack; forced and chosen tiers. The histories come from the data set, cut at the
 request's real time; the events are sent to the mesh first, those it already has change nothing.
 
-Phase B, with them: requests of users whose cache is empty, and the same again after the work behind the answers is
-done. Which embeddings must be there follows from the first answers; what they are, from the oracle.
+Phase B, with them: requests to the best tier (lower ones use none) of users whose cache is empty, and the same again
+after the work behind the answers is done. Which embeddings must be there follows from the first answers; what they are,
+from the oracle.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Verdict:
 
     Args:
         requests: Answers that were judged.
-        wrong: Answers with at least one fault.
+        wrong: Answers with at least one fault; one more when speculative embeddings were to be seen and none was.
         degraded: Answers that are marked as made without some part.
         max_abs_error: Largest distance of a score from the oracle's.
         tolerance: What the distance may be.
@@ -237,6 +238,15 @@ class SpeculativePhase:
             verdict: Where judgements are counted.
             tell: Told as users are done.
         """
+        num_judged = await self._ask_users(source, scope, verdict, tell)
+        tier = self._site.best_tier
+        if num_judged == 0:
+            verdict.examples.append(f"{tier}: no user with an empty cache was found, another seed draws others")
+        elif not verdict.exact_hits:  # without any, equal answers say nothing of the cache
+            verdict.wrong += 1
+            verdict.examples.append(f"{tier}: no answer had the speculative embedding of its very pair")
+
+    async def _ask_users(self, source: CaseSource, scope: Scope, verdict: Verdict, tell: Progress) -> int:
         seen: set[int | str] = set()
         num_done, num_users, first = 0, scope.num_speculative, scope.num_requests
         for number in range(first, first + CANDIDATE_TRIES * num_users):
@@ -250,7 +260,8 @@ class SpeculativePhase:
                 num_done += 1
                 tell("with speculative embeddings", num_done, num_users)
             if num_done == num_users:
-                return
+                break
+        return num_done
 
     async def _both(self, case: Case, number: int, verdict: Verdict) -> bool:
         """Ask cold and warm; False when the user's cache was not empty, and nothing was judged."""
@@ -259,7 +270,7 @@ class SpeculativePhase:
         # which ingress replica answered.
         size = len(case.candidates)
         few, every = (
-            case.request(None, speculative=True, tier="auto", deadline_ms=DEADLINE_MS, limit=limit)
+            case.request(None, speculative=True, tier=self._site.best_tier, deadline_ms=DEADLINE_MS, limit=limit)
             for limit in (max(size // FEW_SHARE, 1), size)
         )
         wire = WIRES[number % len(WIRES)]

@@ -118,6 +118,14 @@ async def test_a_degraded_answer_is_counted_and_not_called_wrong() -> None:
     assert (verdict.degraded, verdict.wrong) == (4, 0)
 
 
+async def test_a_cache_that_serves_nothing_is_a_fault() -> None:
+    async with local_site() as parts:
+        parts[0].services["embedding:0"].always("lookup", Fault(StageUnavailableError("dead")))
+        verdict = await run(parts, requests=1, speculative=2)
+    assert (verdict.degraded, verdict.wrong, verdict.exact_hits) == (3, 1, 0)
+    assert "full: no answer had the speculative embedding" in verdict.examples[0]
+
+
 async def test_users_get_exactly_the_events_that_they_lack() -> None:
     dataset = tiny_dataset()
     async with local_site() as (mesh, site, client):
