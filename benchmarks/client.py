@@ -13,6 +13,7 @@ import msgpack
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from cluster.access import access
 from shared.clock import Clock
 from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, RankRequest, RankResponse
 
@@ -61,6 +62,9 @@ class MeshClient:
         connections_max: Connections kept open at once.
         clock: Measures latencies.
         transport: Replaces the network, for tests.
+
+    Raises:
+        ConfigError: the environment names a token or certificates that cannot be read.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class MeshClient:
     ) -> None:
         self.url = url.rstrip("/")
         self._clock = clock
+        ours = access(self.url)
         limits = httpx.Limits(max_connections=connections_max, max_keepalive_connections=connections_max)
         # trust_env off: a proxy of the user's environment has no business between us and a loopback mesh.
         self._http = httpx.AsyncClient(
@@ -80,6 +85,8 @@ class MeshClient:
             timeout=httpx.Timeout(timeout_s),
             limits=limits,
             trust_env=False,
+            headers=ours.headers,
+            verify=ours.verify,
             transport=transport,
         )
 
@@ -139,7 +146,8 @@ def get_json(url: str, path: str, timeout_s: float) -> Any:
         httpx.HTTPError: the mesh cannot be reached or refuses.
         ValueError: the answer is not JSON.
     """
-    response = httpx.get(f"{url}{path}", timeout=timeout_s, trust_env=False)
+    ours = access(url)
+    response = httpx.get(f"{url}{path}", timeout=timeout_s, trust_env=False, headers=ours.headers, verify=ours.verify)
     response.raise_for_status()
     return orjson.loads(response.content)
 

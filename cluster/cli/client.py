@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -11,11 +9,11 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from cluster.loopback import pinned
-from shared.errors import ConfigError, RankMeshError, StageUnavailableError
+from cluster.access import access
+from shared.errors import RankMeshError, StageUnavailableError
 from shared.hashing import EntityId
 from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
-from shared.settings import Settings, load_settings
+from shared.settings import Settings
 
 TIMEOUT_S = 30.0
 """Longest wait for one answer; far over any deadline that a request may carry."""
@@ -39,17 +37,15 @@ class Client:
         self, url: str, transport: httpx.BaseTransport | None = None, settings: Settings | None = None
     ) -> None:
         self.url = url.rstrip("/")
-        settings = settings or load_settings()
-        token = settings.client_token()
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        ours = access(self.url, settings)
         # trust_env off: a proxy of the user's environment has no business between us and a mesh on loopback.
         self._http = httpx.Client(
             base_url=self.url,
             timeout=TIMEOUT_S,
             trust_env=False,
             transport=transport,
-            headers=headers,
-            verify=_trust(self.url, settings.ca_file),
+            headers=ours.headers,
+            verify=ours.verify,
         )
 
     def __enter__(self) -> Self:
@@ -153,22 +149,6 @@ class Client:
             raise StageUnavailableError(
                 f"{self.url} answered a {cls.__name__} that is not one: {where}: {first['msg']}", stage="ingress"
             ) from error
-
-
-def _trust(url: str, ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Return what proves that a mesh is who it says: the system's certificates and those of a file."""
-    if ca_file is None or not url.startswith("https:"):
-        return True
-    try:
-        if httpx.URL(url).host.startswith("127."):
-            return pinned(ca_file)
-        context = ssl.create_default_context()
-        context.load_verify_locations(ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"cannot read certificates from {ca_file}: {error}", field="RANKMESH_CA_FILE", value=str(ca_file)
-        ) from error
-    return context
 
 
 def _error(status: int, document: object) -> RankMeshError:

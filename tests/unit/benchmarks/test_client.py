@@ -48,6 +48,18 @@ async def test_a_whole_answer_is_ok_and_a_marked_one_degraded() -> None:
     assert whole.body.candidates[0].id == 2
 
 
+async def test_the_token_of_the_command_line_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_TOKEN", "t0ken-of-the-client")
+    sent: list[str | None] = []
+
+    def mesh(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers.get("authorization"))
+        return httpx.Response(200, json=response_body())
+
+    await ask(mesh)
+    assert sent == ["Bearer t0ken-of-the-client"]
+
+
 @pytest.mark.parametrize("wire", ["json", "msgpack"])
 async def test_both_wire_forms_carry_the_same_request(wire: Wire) -> None:
     seen: list[object] = []
