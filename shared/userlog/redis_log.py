@@ -1,4 +1,4 @@
-"""The user log in a Redis-protocol store: append and read are one script each, one round trip each."""
+"""The user log in a Redis-protocol store: append and read are one script each, mostly in one round trip each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shared.schema.user import UserHistory
 from shared.userlog.api import SOURCES, AppendResult, HistoryQuery, UserLoad
 from shared.userlog.blocks import decode_blocks, encode_blocks
 from shared.userlog.client import StoreClient, guard
+from shared.userlog.reads import HistoryRead
 from shared.userlog.records import RECORD, RECORD_BYTES, numbered, pack_events, pack_load, source_number
 from shared.userlog.scripts import APPEND, LOAD, READ, Script
 
@@ -45,7 +46,14 @@ class UserLogConfig(Config):
         timeout_ms: How long one append or read may take, waiting for a connection included.
         load_timeout_ms: How long one round trip of a bulk load may take.
         batch_users_max: Users in one round trip of an append, a bulk load or a read.
-        batch_bytes_max: Bytes of events from which on a round trip takes no further user.
+        batch_bytes_max: Bytes of events (29 each) from which on a round trip takes no further user.
+        read_events_max: Events of one user after which a round trip of a read ends, a whole block at least; a longer
+            history takes several. The store answers nobody else for as long as it reads them (4,096: 0.2 ms), and this
+            process does nothing else while it decodes them (0.2 ms); each further trip costs 0.2 ms.
+        read_restarts_max: How often a read in several trips begins anew because the log was rewritten or cut under it,
+            before it is made in one.
+        append_events_max: Events of one user that one step of the store appends (about 10 us each); more take several
+            steps in order of time, as if each were an append of its own.
     """
 
     namespace: str = Field("rankmesh", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -57,6 +65,9 @@ class UserLogConfig(Config):
     load_timeout_ms: int = Field(10_000, ge=1)
     batch_users_max: int = Field(256, ge=1, le=10_000)
     batch_bytes_max: int = Field(1_048_576, ge=1_024)
+    read_events_max: int = Field(4_096, ge=1, le=1_000_000)
+    read_restarts_max: int = Field(3, ge=0, le=100)
+    append_events_max: int = Field(128, ge=1, le=100_000)
 
 
 class RedisUserLog:
@@ -80,7 +91,7 @@ class RedisUserLog:
         return self._config.sources
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
-        """Add events of any users, in as many round trips as ``batch_users_max`` asks, mostly one.
+        """Add events of any users, in as many round trips as the limits ask, mostly one.
 
         When it raises, some users' events may be written; sending all again is right.
 
@@ -93,18 +104,18 @@ class RedisUserLog:
         by_user: dict[str, list[Event]] = {}
         for event in events:
             by_user.setdefault(store_token(event.user_id), []).append(event)
-        batch = _Batch(self._config)
         result = AppendResult()
+        records: _Records = []
         for token, own in by_user.items():
             packed, duplicates, expired = pack_events(own, self._config.max_events, self._sources)
             result += AppendResult(duplicates=duplicates, expired=expired)
-            batch.add_records(token, packed)
-            if batch.is_full():
-                result += await self._write(batch, self._config.timeout_ms)
-        return result + await self._write(batch, self._config.timeout_ms)
+            records.append((token, packed))
+        return result + await self._append(records, self._config.timeout_ms)
 
     async def read(self, user: EntityId, before_s: int, limit: int) -> UserHistory:
-        """Return the newest events of a user strictly before a time, and the profile, in one round trip.
+        """Return the newest events of a user strictly before a time, and the profile.
+
+        One round trip, or one for each ``read_events_max`` events: the log as it was in the first of them.
 
         Args:
             user: Raw user id.
@@ -119,7 +130,7 @@ class RedisUserLog:
         return history
 
     async def read_many(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
-        """Return what ``read`` returns for each query, ``batch_users_max`` a round trip.
+        """Return what ``read`` returns for each query, as many users a round trip as the limits of a batch let.
 
         Args:
             queries: B users and times; a user may stand there more than once.
@@ -131,11 +142,13 @@ class RedisUserLog:
         """
         if limit < 0:
             raise ValueError(f"limit must be 0 or more, is {limit}")
+        config = self._config
+        user_bytes = RECORD_BYTES * max(min(limit, config.read_events_max, config.max_events), 1)
+        num_users = min(config.batch_users_max, max(config.batch_bytes_max // user_bytes, 1))
         found: list[UserHistory] = []
-        for start in range(0, len(queries), self._config.batch_users_max):
-            chunk = queries[start : start + self._config.batch_users_max]
-            replies = await guard(self._read(chunk, limit), self._config.timeout_ms, "read user log")
-            found += cut_histories(replies, [query.before_s for query in chunk], limit, self._config.max_events)
+        for start in range(0, len(queries), num_users):
+            reading = self._read(queries[start : start + num_users], limit)
+            found += await guard(reading, config.timeout_ms, "read user log")
         return found
 
     async def load(
@@ -168,8 +181,8 @@ class RedisUserLog:
             if load.profile:
                 batch.profiles.append((token, dict(load.profile)))
             if batch.is_full():
-                result += await self._write(batch, self._config.load_timeout_ms, is_load=True)
-        return result + await self._write(batch, self._config.load_timeout_ms, is_load=True)
+                result += await self._load(*batch.take())
+        return result + await self._load(*batch.take())
 
     async def delete(self, user: EntityId) -> bool:
         """Forget a user, events and profile; return whether there was anything.
@@ -188,21 +201,35 @@ class RedisUserLog:
         """
         await guard(self._client.ping(), self._config.timeout_ms, "ping store")
 
-    async def _write(self, batch: _Batch, timeout_ms: int, is_load: bool = False) -> AppendResult:
-        records, profiles = batch.take()
-        if not records and not profiles:
-            return AppendResult()
-        work = self._load(records, profiles) if is_load else self._append(records)
-        return await guard(work, timeout_ms, "append to user log")
+    async def _append(self, records: _Records, timeout_ms: int) -> AppendResult:
+        """Append in rounds, of each user at most ``append_events_max`` events in one: the oldest in the first."""
+        result = AppendResult()
+        num_bytes, start = self._config.append_events_max * RECORD_BYTES, 0
+        batch = _Batch(self._config)
+        while records:
+            for token, packed in records:
+                batch.add_records(token, packed[start : start + num_bytes])
+                if batch.is_full():
+                    result += await guard(self._append_batch(batch.take()[0]), timeout_ms, "append to user log")
+            result += await guard(self._append_batch(batch.take()[0]), timeout_ms, "append to user log")
+            start += num_bytes
+            records = [one for one in records if len(one[1]) > start]
+        return result
 
-    async def _append(self, records: _Records) -> AppendResult:
+    async def _append_batch(self, records: _Records) -> AppendResult:
         limits = (self._config.max_events, self._config.block_events, self._config.ttl_s or 0)
         calls = [(token, (packed, *limits)) for token, packed in records]
         fates = b"".join(await self._run(APPEND, calls))
         return AppendResult(appended=fates.count(b"a"), duplicates=fates.count(b"d"), expired=fates.count(b"x"))
 
     async def _load(self, records: _Records, profiles: _Profiles) -> AppendResult:
-        """Write whole histories as blocks that are ready; what meets a log that is there is appended to it."""
+        """Write whole histories; what meets a log that is there is appended to it."""
+        timeout_ms = self._config.load_timeout_ms
+        num_new, others = await guard(self._load_batch(records, profiles), timeout_ms, "append to user log")
+        return AppendResult(appended=num_new) + await self._append(others, timeout_ms)
+
+    async def _load_batch(self, records: _Records, profiles: _Profiles) -> tuple[int, _Records]:
+        """Write histories as blocks that are ready; return the events written and what met a log that is there."""
         ttl_s = self._config.ttl_s or 0
         calls: list[_Call] = []
         for token, packed in records:
@@ -218,16 +245,21 @@ class RedisUserLog:
                         pipe.expire(key, ttl_s)
                 await pipe.execute()
         num_new = sum(call[1][1] for call, new in zip(calls, taken, strict=True) if new)
-        others = [one for one, new in zip(records, taken, strict=True) if not new]
-        return AppendResult(appended=num_new) + await self._append(others)
+        return num_new, [one for one, new in zip(records, taken, strict=True) if not new]
 
-    async def _read(self, queries: Sequence[HistoryQuery], limit: int) -> list[Any]:
+    async def _read(self, queries: Sequence[HistoryQuery], limit: int) -> list[UserHistory]:
         config = self._config
-        calls = [
-            (store_token(query.user), (query.before_s, limit, config.max_events, config.block_events))
-            for query in queries
-        ]
-        return [msgpack.unpackb(reply, raw=True) for reply in await self._run(READ, calls)]
+        limits = (limit, config.max_events, config.read_events_max, config.read_restarts_max)
+        reads = [HistoryRead(query.before_s, *limits) for query in queries]
+        pending = [(store_token(query.user), read) for query, read in zip(queries, reads, strict=True)]
+        while pending:
+            calls = [(token, read.arguments(config.block_events)) for token, read in pending]
+            replies = [msgpack.unpackb(reply, raw=True) for reply in await self._run(READ, calls)]
+            columns = decode_blocks([reply[2] for reply in replies])
+            for number, (_, read) in enumerate(pending):
+                read.take(replies[number], columns, number)
+            pending = [one for one in pending if not one[1].done]
+        return [read.history() for read in reads]
 
     async def _run(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
         """Run a script for each user in one round trip, in two when the server does not have it."""
@@ -257,32 +289,6 @@ class RedisUserLog:
         # Braces: all keys of a user lie in one cluster slot.
         user = f"{self._config.namespace}:{{{token}}}"
         return f"{user}:{_LAYOUT}", f"{user}:{_OLD_LAYOUT}", f"{user}:profile"
-
-
-def cut_histories(replies: Sequence[Any], before_s: Sequence[int], limit: int, keep: int) -> list[UserHistory]:
-    """Decode the replies of the read script and cut each to its time and to ``limit`` events.
-
-    The columns are copied: a small history must not hold a large reply.
-    """
-    columns = decode_blocks([reply[2] for reply in replies])
-    histories = []
-    for number, (num_all, num_later, _, profile) in enumerate(replies):
-        begin, end = int(columns.offsets[number]), int(columns.offsets[number + 1])
-        stop = begin + int(np.searchsorted(columns.timestamps_s[begin:end], before_s[number], side="left"))
-        num_total = max(num_all - num_later - (end - stop) - max(num_all - keep, 0), 0)
-        newest = slice(max(stop - min(limit, num_total), begin), stop)
-        pairs = iter(part.decode() for part in profile)
-        histories.append(
-            UserHistory(
-                item_keys=columns.item_keys[newest].copy(),
-                weights=columns.weights[newest].copy(),
-                timestamps_s=columns.timestamps_s[newest].copy(),
-                num_total=num_total,
-                profile=dict(zip(pairs, pairs, strict=True)),
-                sources=columns.sources[newest].copy(),
-            )
-        )
-    return histories
 
 
 class _Batch:

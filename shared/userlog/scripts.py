@@ -1,9 +1,15 @@
 """The Lua scripts of the user log: each touches one user, so each runs in one step and in one cluster slot.
 
-The log of a user is a list: an element with the format's version and the number of events, then blocks of compact
-columns (see ``blocks``), ordered by (timestamp, arrival) within and among themselves. An append adds to the columns of
-the newest block; an event that comes late rewrites the block where it belongs. A log may outgrow ``keep`` by less than
-its oldest block, which goes when the others hold enough: what lies before the newest ``keep`` is never shown.
+The log of a user is a list: an element of meta data, then blocks of compact columns (see ``blocks``), ordered by
+(timestamp, arrival) within and among themselves. An append adds to the columns of the newest block; an event that comes
+late rewrites the block where it belongs. A log may outgrow ``keep`` by less than its oldest block, which goes when the
+others hold enough: what lies before the newest ``keep`` is never shown.
+
+The meta data are the format's version and the number of events; then how many blocks went so far, and the epoch. A
+block keeps its number, its place plus those that went, as long as the epoch is the same: between two moments of one
+epoch the newest block grew, newer ones came and the oldest went, nothing else. So a long log is read in several trips,
+each going on below the number where the last one ended. A late event begins another epoch, and so does a log that is
+made after a deletion: an epoch is a time in microseconds.
 
 A log of the release before (one string of 28-byte records, key ``log1``) is taken over when its user is first touched.
 """
@@ -36,6 +42,12 @@ class Script:
 
 _CONSTANTS = f"""
 local R, H, VERSION, HEADER = {RECORD_BYTES}, {HEADER_BYTES}, {FORMAT_VERSION}, '{HEADER_LUA}'
+local META, META_BYTES = '<BI4I4i8', 17
+
+local function new_epoch(old)
+  local now = redis.call('TIME')
+  return math.max(now[1] * 1000000 + now[2], old + 1)
+end
 """
 
 _CODEC = """
@@ -162,39 +174,56 @@ local function extended(block, one)
     .. sub(block, items + 1, weights) .. one.item .. sub(block, weights + 1, sources) .. one.weight .. source
 end
 
+-- Events, blocks that went, epoch; no epoch (0) where a release wrote that knew of none.
 local function meta_of(text)
   local version, total = unpack_struct('<BI4', text)
   if version ~= VERSION then
     error('user log has format ' .. version .. ', this release reads ' .. VERSION)
   end
-  return total
+  if #text < META_BYTES then return total, 0, 0 end
+  local _, _, gone, epoch = unpack_struct(META, text)
+  return total, gone, epoch
 end
 """
 
 _ADD = """
 -- Which ids the newest `keep` events of the log have: a function of an id.
 local function knowledge(blocks, hidden, num_new)
-  local function shown(number) return number == 1 and hidden or 0 end
-  if num_new > 8 then  -- many: one table of all ids, or the cost would be their product
+  local texts = {}
+  for number, block in ipairs(blocks) do
+    texts[number] = sub(block, H + 6 * (number == 1 and hidden or 0) + 1, H + 6 * header(block).count)
+  end
+  if num_new > 4 then texts = {concat(texts)} end  -- a search in one long text costs less than many in short ones
+  if num_new > 256 then  -- many: one table of all ids, or the cost would be their product
     local ids = {}
-    for number, block in ipairs(blocks) do
-      for i = shown(number), header(block).count - 1 do ids[sub(block, H + 6 * i + 1, H + 6 * i + 6)] = true end
-    end
+    for at = 1, #texts[1], 6 do ids[sub(texts[1], at, at + 5)] = true end
     return function(id) return ids[id] end
   end
   return function(id)
-    for number, block in ipairs(blocks) do
-      local stop = H + 6 * header(block).count
-      local at = find(block, id, H + 6 * shown(number) + 1, true)
-      while at and at < stop and (at - 1 - H) % 6 ~= 0 do at = find(block, id, at + 1, true) end
-      if at and at < stop then return true end
+    for _, text in ipairs(texts) do
+      local at = find(text, id, 1, true)
+      while at and at % 6 ~= 1 do at = find(text, id, at + 1, true) end
+      if at then return true end
     end
   end
 end
 
--- Puts late events into the block where they belong; an equal time that is there already came first.
+-- Time of one event of a block, without decoding the others.
+local function time_at(block, place)
+  local head = header(block)
+  local time, at = head.first, H + 6 * head.count + 1
+  for _ = 2, place do
+    local gap
+    gap, at = read_varint(block, at)
+    time = time + gap
+  end
+  return time
+end
+
+-- Puts late events into the block where they belong; an equal time that is there already came first. Returns the blocks
+-- and the numbers of those that changed, or none where one was split and all have other numbers.
 local function insert_late(blocks, added, size)
-  local places, result = {}, {}
+  local places, result, changed = {}, {}, {}
   for _, one in ipairs(added) do
     local number = #blocks
     while number > 1 and header(blocks[number]).first > one.time do number = number - 1 end
@@ -218,9 +247,10 @@ local function insert_late(blocks, added, size)
       for from = 1, #merged, piece do
         result[#result + 1] = encode(merged, from, math.min(from + piece - 1, #merged))
       end
+      changed[#changed + 1] = number
     end
   end
-  return result
+  return result, #result == #blocks and changed or nil
 end
 
 -- Drops the oldest blocks that the newest `keep` events do not need; returns how many events are left.
@@ -234,26 +264,22 @@ local function trim(blocks, total, keep)
   return total
 end
 
-local function write(key, blocks, total)
-  redis.call('DEL', key)
-  redis.call('RPUSH', key, pack('<BI4', VERSION, total))
-  for _, block in ipairs(blocks) do redis.call('RPUSH', key, block) end
-end
-
 -- Adds records of one user, distinct and ordered by time. Returns what became of each: a appended, d there already,
 -- x too old for a full log.
 local function add(key, records, keep, size)
   local num_new = #records / R
   if num_new % 1 ~= 0 then error('user log is damaged: ' .. #records .. ' bytes of records') end
   local blocks = redis.call('LRANGE', key, 0, -1)
-  local total = #blocks > 0 and meta_of(table.remove(blocks, 1)) or 0
+  local is_new, total, gone, epoch = #blocks == 0, 0, 0, 0
+  if not is_new then total, gone, epoch = meta_of(table.remove(blocks, 1)) end
   local num_stored = #blocks
   total = trim(blocks, total, keep)  -- more than a block is left over where `keep` was larger before
+  local num_cut = num_stored - #blocks
   local hidden = math.max(0, total - keep)
   local known = knowledge(blocks, hidden, num_new)
   -- In a full log an event must be newer than the oldest one: else an event that was cut would come back when it is
   -- sent again, and push out another.
-  local oldest = total >= keep and decode(blocks[1])[hidden + 1].time
+  local oldest = total >= keep and time_at(blocks[1], hidden + 1)
   local added, fates = {}, {}
   for i = 0, num_new - 1 do
     local one = entry(sub(records, i * R + 1, (i + 1) * R))
@@ -262,29 +288,33 @@ local function add(key, records, keep, size)
     fates[#fates + 1] = fate
   end
   if #added == 0 then return concat(fates) end
-  local num_kept, is_late = #blocks, #blocks > 0 and header(blocks[#blocks]).last > added[1].time
-  local is_whole = is_late or num_kept == 0 or num_kept < num_stored
-  if is_late then
-    blocks = insert_late(blocks, added, size)
+  local num_kept, changed = #blocks, {}
+  if num_kept > 0 and header(blocks[num_kept]).last > added[1].time then
+    blocks, changed = insert_late(blocks, added, size)
+    epoch = new_epoch(epoch)
   else
     local next = 1
     while num_kept > 0 and next <= #added and header(blocks[num_kept]).count < size do
       blocks[num_kept] = extended(blocks[num_kept], added[next])
-      next = next + 1
+      next, changed[1] = next + 1, num_kept
     end
     for from = next, #added, size do
       blocks[#blocks + 1] = encode(added, from, math.min(from + size - 1, #added))
     end
+    if epoch == 0 then epoch = new_epoch(0) end
   end
-  total = total + #added
-  local left = trim(blocks, total, keep)
-  if is_whole or left < total then
-    write(key, blocks, left)
-  else
-    redis.call('LSET', key, 0, pack('<BI4', VERSION, total))
-    redis.call('LSET', key, num_kept, blocks[num_kept])
-    for i = num_kept + 1, #blocks do redis.call('RPUSH', key, blocks[i]) end
+  if is_new or not changed then  -- written anew; an empty place for the meta data
+    redis.call('DEL', key)
+    redis.call('RPUSH', key, '')
+    num_kept, num_cut, changed = 0, 0, {}
   end
+  for _, number in ipairs(changed) do redis.call('LSET', key, num_cut + number, blocks[number]) end
+  for number = num_kept + 1, #blocks do redis.call('RPUSH', key, blocks[number]) end
+  local num_blocks = #blocks
+  total = trim(blocks, total + #added, keep)
+  num_cut = num_cut + num_blocks - #blocks
+  if num_cut > 0 then redis.call('LTRIM', key, num_cut, -1) end  -- the last that goes gives its place to the meta data
+  redis.call('LSET', key, 0, pack(META, VERSION, total, gone + num_cut, epoch))
   return concat(fates)
 end
 
@@ -324,45 +354,63 @@ LOAD: Final = Script(
     _CONSTANTS
     + """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
-redis.call('RPUSH', KEYS[1], struct.pack('<BI4', VERSION, tonumber(ARGV[2])))
+redis.call('RPUSH', KEYS[1], struct.pack(META, VERSION, tonumber(ARGV[2]), 0, new_epoch(0)))
 for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
 if tonumber(ARGV[1]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
 return 1
 """
 )
 
-# KEYS: log, log of the release before, profile. ARGV: before_s; limit; keep; events of a block. Returns, as one msgpack
-# array (a reply of many elements takes the client longer than the round trip): all events of the log; those of newer
-# blocks that are not before the time; the blocks that hold the newest `limit` before it, oldest first, as one string;
-# the profile.
+# KEYS: log, log of the release before, profile. ARGV: before_s; limit; keep; events of a block; events after which a
+# trip ends; epoch, and number of the oldest block that the trip before looked at (0 and 0: the first trip). Returns, as
+# one msgpack array (a reply of many elements takes the client longer than the round trip):
+#   all events of the log; those of newer blocks that are not before the time; blocks that hold the newest `limit`
+#   before it, oldest first, as one string; how many events they have, a block that straddles the time apart; in the
+#   first trip the profile; how many blocks went; epoch; number of the oldest block looked at where older ones are
+#   wanted, 0 where none are, -1 where the log is no longer the one of the trip before.
 READ: Final = Script(
     _CONSTANTS
     + _CODEC
     + _ADD
     + """
-local before, limit, keep = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-adopt(KEYS[1], KEYS[2], keep, tonumber(ARGV[4]))
-local profile = redis.call('HGETALL', KEYS[3])
+local before, limit, keep, page = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[5])
+local old_epoch, below = tonumber(ARGV[6]), tonumber(ARGV[7])
+local is_first, profile = below == 0, {}
+if is_first then
+  adopt(KEYS[1], KEYS[2], keep, tonumber(ARGV[4]))
+  profile = redis.call('HGETALL', KEYS[3])
+end
 local meta = redis.call('LINDEX', KEYS[1], 0)
-if not meta then return cmsgpack.pack({0, 0, '', profile}) end
-local total, later, found, blocks = meta_of(meta), 0, 0, {}
-for i = redis.call('LLEN', KEYS[1]) - 1, 1, -1 do
-  local block = redis.call('LINDEX', KEYS[1], i)
-  local head = header(block)
-  if head.first >= before then
-    later = later + head.count
-  elseif head.last >= before or found < limit then
-    blocks[#blocks + 1] = block
-    if head.last < before then found = found + head.count end
-    if found >= limit then break end
-  else
-    break
+if not meta then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, is_first and 0 or -1}) end
+local total, gone, epoch = meta_of(meta)
+if not is_first and epoch ~= old_epoch then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, -1}) end
+if epoch == 0 then page = total end  -- its blocks have no numbers: in one trip
+local at = is_first and redis.call('LLEN', KEYS[1]) - 1 or below - gone - 1  -- 0 or less: what was to be read went
+local later, found, taken, blocks, done = 0, 0, 0, {}, false
+while at > 0 and not done and taken < page do
+  -- As many as are likely wanted: a call costs more than a block, and a block that is not wanted its copy.
+  local num = math.min(math.max(floor(math.min(limit - found, page - taken) / tonumber(ARGV[4])), 0) + 2, 32)
+  local slice = redis.call('LRANGE', KEYS[1], math.max(at - num + 1, 1), at)
+  for i = #slice, 1, -1 do
+    local block = slice[i]
+    local head = header(block)
+    if head.first >= before then
+      later = later + head.count
+    elseif head.last >= before or found < limit then
+      blocks[#blocks + 1], taken = block, taken + head.count
+      if head.last < before then found = found + head.count end
+      done = found >= limit
+    else
+      done = true
+    end
+    at = at - 1
+    if done or taken >= page then break end
   end
 end
 -- Newest first so far: to insert each in front would move all others, blocks squared for a long history.
 local oldest_first = {}
 for i = #blocks, 1, -1 do oldest_first[#oldest_first + 1] = blocks[i] end
-blocks = oldest_first
-return cmsgpack.pack({total, later, concat(blocks), profile})
+local next = at > 0 and not done and gone + at + 1 or 0
+return cmsgpack.pack({total, later, concat(oldest_first), found, profile, gone, epoch, next})
 """
 )

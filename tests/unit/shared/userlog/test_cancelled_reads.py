@@ -91,7 +91,9 @@ async def cancel_many(server: EmbeddedStore, namespace: str, num_cancels: int) -
         url = f"redis://127.0.0.1:{proxy.port}/0"
         config = StoreConfig(url=url, retries=0, connections_max=NUM_CONNECTIONS, pool_wait_ms=20_000)
         client = connect(config)
-        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=20_000))
+        # Short blocks and trips: half of the histories are read in several, and cancelled between two as well.
+        limits = UserLogConfig(namespace=namespace, timeout_ms=20_000, block_events=2, read_events_max=4)
+        log = RedisUserLog(client, limits)
         await log.load_many([load_of(user) for user in range(NUM_USERS)])
         readers = Readers(log, seed=7)
         await readers.cancel(num_cancels)

@@ -234,7 +234,7 @@ async def test_a_log_in_the_store_is_cut_by_whole_blocks(
     raw: Any = client
     for time in range(12):
         await redis_log.append([event(f"e{time}", time)])
-        lengths.append(struct.unpack("<BI", await raw.lindex(f"{namespace}:{{i1}}:log2", 0))[1])
+        lengths.append(struct.unpack_from("<BI", await raw.lindex(f"{namespace}:{{i1}}:log2", 0))[1])
     assert lengths == [1, 2, 3, 4, 5, 6, 7, 8, 6, 7, 8, 6]
 
 
