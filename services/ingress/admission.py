@@ -129,7 +129,7 @@ class RankGate(Gate):
     def load(self) -> float:
         """Work in flight over what fits into the budgets of late: 1 is full, 0 without a measurement."""
         wait_s = self.capacity.wait_s(0.0)
-        return 0.0 if wait_s is None else wait_s / (self.capacity.share * self._easiest.budget_s)
+        return 0.0 if wait_s is None else wait_s / (self.capacity.share * self._usable_s(self._easiest.budget_s))
 
     def counters(self) -> dict[str, int]:
         """Return what is measured: capacity in work a second, load and the share of budgets in percent."""
@@ -157,7 +157,7 @@ class RankGate(Gate):
         Raises:
             OverloadedError: it would not be answered in time, or its caller has its share.
         """
-        work, budget_s = self.capacity.work_of(ask.num_candidates), ask.budget_ms / 1e3
+        work, budget_s = self.capacity.work_of(ask.num_candidates), self._usable_s(ask.budget_ms / 1e3)
         self._easiest.saw(work, budget_s)
         caller = self._shares.ask(ask.caller, work)
         super().check()
@@ -179,6 +179,10 @@ class RankGate(Gate):
             self.capacity.end(work, is_served=place.is_served)
             if place.is_late:
                 self.capacity.missed(predicted_share)
+
+    def _usable_s(self, budget_s: float) -> float:
+        """Return how much of a budget can be spent on waiting: not more than a station's calls are given."""
+        return min(budget_s, self._config.wait_ms_max / 1e3)
 
     def _check_start(self) -> None:
         if self.capacity.rate is None and self.in_flight >= self._config.in_flight_start:

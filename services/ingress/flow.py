@@ -78,7 +78,7 @@ class Flow:
             if is_past(end_s, self._clock):
                 self._failed[tier] = self.job.deadline.error(f"ranking:{tier}")
                 continue
-            if (ranked := await self._rank_on(tier, end_s)) is not None:
+            if (ranked := await self._rank_on(tier, order[index + 1 :], end_s)) is not None:
                 return ranked
         last_s = self.job.deadline.share(self._render_ms).at_s
         if (ranked := await self._first_answer(None, last_s)) is not None:
@@ -87,7 +87,7 @@ class Flow:
             raise self.job.deadline.error("ranking")
         raise self._failed[order[-1]]
 
-    async def _rank_on(self, tier: str, end_s: float) -> RankedList | None:
+    async def _rank_on(self, tier: str, rest: tuple[str, ...], end_s: float) -> RankedList | None:
         """Ask one tier, a second time if that may help; None when it failed or is late.
 
         A third time only when an input broke meanwhile that seemed well before the second: a replica that is dying can
@@ -102,6 +102,8 @@ class Flow:
                 return None
             repaired = await self.inputs.repair()
             self.gathered_s = self._clock.monotonic_s()
+            if repaired:  # the time went into the inputs: this tier has not had its own yet
+                end_s = self._wait_end_s(tier, rest)
             may_help = repaired or (leg.error.retryable and attempt == 0)
             if not may_help or is_past(end_s, self._clock):
                 return None

@@ -245,6 +245,18 @@ def test_what_nobody_would_pass_is_refused_before_its_body_is_read() -> None:
         gate.check()  # such a request might come again
 
 
+def test_a_long_budget_is_no_longer_queue_than_the_stations_wait_for() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with ExitStack() as held:
+        with suppress(OverloadedError):
+            while True:
+                held.enter_context(gate.admit(ask(budget_ms=10_000)))
+        assert gate.capacity.wait_s(0.0) == pytest.approx(0.8 * 1.2, abs=0.05)
+        assert gate.load == pytest.approx(1.0, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("error", "is_cut"),
     [

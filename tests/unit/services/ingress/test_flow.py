@@ -456,6 +456,23 @@ async def test_an_input_that_breaks_while_a_tier_ranks_twice_is_not_the_tiers_fa
     assert "ranking:full" not in answer.degraded
 
 
+async def test_time_that_went_into_a_broken_input_is_not_the_tiers(mesh: FakeMesh) -> None:
+    """The ranking call ends when its input does, late: what is left of the deadline is the tier's all the same."""
+    timeout_s = mesh.ingress.config.tiers[0].timeout_ms / 1e3
+    mesh.services["ranking:full"].plan("rank", dataclasses.replace(GONE, delay_s=0.75 * timeout_s))
+    broken = iter([True, False])
+
+    async def repair(inputs: Inputs) -> bool:
+        await inputs._clock.sleep_s(0.5 * timeout_s)
+        return next(broken)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inputs, "repair", repair)
+        answer = await rank(mesh, advance_s=2 * timeout_s)
+
+    assert (answer.tier, answer.degraded) == ("full", [])
+
+
 async def test_a_tier_that_fails_by_itself_is_asked_twice_at_most(mesh: FakeMesh) -> None:
     mesh.services["ranking:full"].always("rank", GONE)
 
