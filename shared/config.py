@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.errors import ConfigError
 from shared.log import redact_text
+from shared.rules import VALUE_CHARS_MAX, broken
 
 
 class Config(BaseModel):
@@ -40,6 +43,18 @@ def load_config(cls: type[ConfigT], path: Path, overrides: dict[str, Any] | None
     Raises:
         ConfigError: the file is missing, is not YAML, or breaks a rule; names file, field and value.
     """
+    document = read_document(path)
+    for dotted, value in (overrides or {}).items():
+        _set(document, dotted, value)
+    return validated(cls, document, path, overrides)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the mapping of one YAML file, empty when the file is.
+
+    Raises:
+        ConfigError: the file is missing, or is not YAML with a mapping.
+    """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -53,15 +68,59 @@ def load_config(cls: type[ConfigT], path: Path, overrides: dict[str, Any] | None
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping, has {type(document).__name__}", field="path", value=str(path))
-    for dotted, value in (overrides or {}).items():
-        _set(document, dotted, value)
+    return document
+
+
+def validated(
+    cls: type[ConfigT], document: dict[str, Any], path: Path, overrides: dict[str, Any] | None = None
+) -> ConfigT:
+    """Return the document of a file as ``cls``.
+
+    Args:
+        cls: The configuration class.
+        document: What the file holds, overrides set.
+        path: The file, for messages.
+        overrides: Values that are not the file's: it is not blamed for them.
+
+    Raises:
+        ConfigError: a rule is broken; names file, field, rule and value.
+    """
     try:
         # As JSON: there "strict" knows which texts stand for paths and enums and still takes a list for a tuple.
         return cls.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        field, value = ".".join(str(part) for part in first["loc"]), redact_text(repr(first["input"]))
-        raise ConfigError(f"{path}: {field}: {first['msg']} (value {value})", field=field, value=value) from error
+        field, value = ".".join(str(part) for part in first["loc"]), _shown(first["input"])
+        said = "" if isinstance(first["input"], dict | list) else value  # a whole section says nothing
+        words = broken(field, [first], said)
+        if first["type"] == "extra_forbidden":
+            words = f"{words}{_meant(cls, first['loc'])} (value {value})"
+        where = "" if field in (overrides or {}) else f"{path}: "
+        raise ConfigError(f"{where}{words}", field=field, value=value) from error
+
+
+def _shown(value: object) -> str:
+    text = redact_text(repr(value))
+    return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
+
+
+def _meant(cls: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """Return of which section an unknown name is no field, and which one it resembles."""
+    *parents, name = loc
+    section: type[BaseModel] | None = cls
+    for part in parents:
+        if section is not None and part in section.model_fields:
+            section = next(_models(section.model_fields[str(part)].annotation), None)
+    words = f" of {'.'.join(map(str, parents))}" if parents else ""
+    close = get_close_matches(str(name), section.model_fields if section else (), n=1)
+    return f"{words}; did you mean {close[0]}?" if close else words
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
 
 
 class _Loader(yaml.SafeLoader):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import Field
 
 from models.config import RankerConfig
-from shared.config import Config
-from shared.errors import ConfigError
+from shared.config import Config, load_config, read_document, validated
 from training.data import DatasetName, HistoryStoreConfig, SyntheticConfig
 
 
@@ -119,20 +116,8 @@ def load_train_config(path: Path) -> TrainConfig:
     Raises:
         ConfigError: a file cannot be read or breaks a rule.
     """
-    document = _read(path)
+    document = read_document(path)
     if isinstance(model := document.get("model"), str):
-        document["model"] = _read(path.parent / model)
-    try:
-        return TrainConfig.model_validate(document)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}", field="train", value=str(path)) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read configuration {path}: {error}", field="path", value=str(path)) from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} must hold a mapping", field="path", value=str(path))
-    return document
+        load_config(RankerConfig, path.parent / model)  # on its own first: what is wrong there is that file's
+        document["model"] = read_document(path.parent / model)
+    return validated(TrainConfig, document, path)

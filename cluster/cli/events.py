@@ -147,6 +147,7 @@ def one_event(
 
     from shared.clock import SystemClock
     from shared.hashing import hash64, store_token
+    from shared.rules import broken, short
     from shared.schema.api import Event
 
     user_id, item_id = parse_id(user), parse_id(item)
@@ -162,7 +163,7 @@ def one_event(
         first = error.errors()[0]
         options = {"event_id": "--id", "user_id": "--user", "item_id": "--item", "timestamp_s": "--at"}
         option = {**options, "source": "--source"}.get(str(first["loc"][0]), "--weight")
-        raise usage_error(f"{first['msg']} (value {first['input']!r})", option) from error
+        raise usage_error(broken("", [first], short(first["input"])), option) from error
 
 
 def _read(file: str) -> Iterator[Event]:
@@ -185,6 +186,7 @@ def parse_lines(stream: TextIO, name: str) -> Iterator[Event]:
     from pydantic import ValidationError
 
     from shared.errors import InvalidRequestError
+    from shared.rules import broken, short
     from shared.schema.api import Event
 
     number = 0
@@ -205,7 +207,7 @@ def parse_lines(stream: TextIO, name: str) -> Iterator[Event]:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(
-                f"{name}, line {number}: {where + ': ' if where else ''}{first['msg']}",
+                f"{name}, line {number}: {broken(where, [first], short(first['input']))}",
                 field=where or "line",
                 value=number,
             ) from error

@@ -121,6 +121,7 @@ class Query:
         """
         from pydantic import ValidationError
 
+        from shared.rules import broken, short
         from shared.schema.api import RankRequest
 
         sample = catalogue.sample_of(user_id) if candidates is None else None
@@ -142,7 +143,7 @@ class Query:
             first = error.errors()[0]
             field = str(first["loc"][0])
             option = _OPTIONS.get(field, "--" + field.replace("_", "-"))
-            raise usage_error(f"{first['msg']} (value {first['input']!r})", option) from error
+            raise usage_error(broken("", [first], short(first["input"])), option) from error
         among = set(candidates)
         ratings = {} if sample is None else {item: stars for item, stars in sample.ratings().items() if item in among}
         return cls(request, sample, ratings)

@@ -25,6 +25,7 @@ from shared.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
+from shared.rules import broken, limit_of, rule
 from shared.schema.api import FEATURES_CEILING
 from shared.wire import MEDIA_TYPE
 
@@ -48,7 +49,6 @@ OBJECT_NAMES_MAX = FEATURES_CEILING
 """Names in one object of a body, known or not: each unknown one would become an error of its own."""
 
 _UNION_MEMBERS = ("int", "str", "float", "<number>", "<ids>", "<weighted>")
-_LIMIT_NAMES = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "expected")
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -211,16 +211,14 @@ def _first_error(error: ValidationError) -> InvalidRequestError:
     same = [each for each, loc in zip(errors, at, strict=True) if loc == at[0]]
     field = ".".join(shown(part) for part in at[0]) or "body"
     value = shown(same[0]["input"])
-    limits = [limit for name, limit in same[0].get("ctx", {}).items() if name in _LIMIT_NAMES]
-    rules = [each["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for each in same]
     if same[0]["type"] == "missing":
-        return InvalidRequestError(f"{field} is missing", field=field, limit="required", value=None)
+        return InvalidRequestError(broken(field, same, ""), field=field, limit="required", value=None)
     if same[0]["type"] == "extra_forbidden":
-        return InvalidRequestError(f"{field} is not a field", field=field, limit="known fields", value=value)
-    rule = " or ".join(dict.fromkeys(rules))
-    verb = " must be" if same[0]["msg"].startswith("Input should be ") else ":"
-    limit = limits[0] if limits else rule
-    return InvalidRequestError(f"{field}{verb} {rule}, is {value}", field=field, limit=limit, value=value)
+        return InvalidRequestError(broken(field, same, ""), field=field, limit="known fields", value=value)
+    limit = limit_of(same[0])
+    return InvalidRequestError(
+        broken(field, same, value), field=field, limit=rule(same[0]) if limit is None else limit, value=value
+    )
 
 
 def _pairs(pairs: list[tuple[object, object]]) -> dict[Any, object]:

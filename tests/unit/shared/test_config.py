@@ -125,6 +125,32 @@ def test_the_error_names_field_and_value(tmp_path: Path, text: str, field: str, 
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("part: {replicas: 0}", "part.replicas must be at least 1, is 0"),
+        ("part: {replica: 3}", "part.replica is not a field of part; did you mean replicas? (value 3)"),
+        ("parts: {x: {timeout: 3}}", "parts.x.timeout is not a field of parts.x; did you mean timeout_s? (value 3)"),
+        ("prot: 9000", "prot is not a field; did you mean port? (value 9000)"),
+        ("zzz: 1", "zzz is not a field (value 1)"),
+    ],
+)
+def test_the_rule_is_told_in_plain_words(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    assert str(refused(path)) == f"{path}: {words}"
+
+
+def test_a_long_value_is_cut(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, f"prot: {list(range(100))}"))
+    assert len(str(error.context["value"])) == 60
+    assert str(error).endswith("…)")
+
+
+def test_the_file_is_not_blamed_for_what_was_given_over_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "part: {replicas: 3}")
+    assert str(refused(path, {"part.replicas": 0})) == "part.replicas must be at least 1, is 0"
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"a: [1", "not valid YAML"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -98,13 +100,13 @@ def test_a_defect_is_not_hidden() -> None:
     ("arguments", "words"),
     [
         (["rank"], "Missing option"),
-        (["rank", "--user", "1", "--num", "0"], "--num"),
         (["rank", "--user", "1", "--url", "http://x", "--at", "then"], "neither seconds since the epoch nor"),
         (["rank", "--user", "1", "--url", "http://x", "--candidates", "1,,2"], "separated by commas"),
         (["events", "--user", "1"], "--file"),
         (["events", "--user", "1", "--item", "2", "--file", "x"], "--file"),
         (["events", "--url", "http://127.0.0.1:9", "--file", "no/such/file"], "cannot read no/such/file"),
-        (["status", "--port", "70000"], "--port"),
+        (["status", "--port", "70000"], "'--port': must be at most 65535, is 70000"),
+        (["rank", "--user", "1", "--num", "0"], "'--num': must be at least 1, is 0"),
     ],
 )
 def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str) -> None:
@@ -119,3 +121,29 @@ def test_no_mesh_is_one_line_that_says_how_to_start_one(verb: list[str]) -> None
     assert result.exit_code == 1
     assert "rankmesh up" in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def run_program(program: str, output: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["bench", "--json"], ["bench"]])
+def test_a_disk_that_is_full_is_one_line_and_status_1(arguments: list[str]) -> None:
+    program = f"from cluster.cli import app; app({arguments!r})"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
+        )
+    assert (done.returncode, done.stderr) == (1, "error cannot write the output: No space left on device\n")
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    program = "from cluster.cli import app; app(['bench', '--json'])"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

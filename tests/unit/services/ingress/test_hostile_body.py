@@ -14,7 +14,7 @@ from services.ingress import body
 from services.ingress.body import JSON, OBJECT_NAMES_MAX
 from services.ingress.question import RankQuestion
 from shared.errors import InvalidRequestError, MalformedBodyError, PayloadTooLargeError
-from shared.schema.api import ApiLimits, EventsRequest
+from shared.schema.api import ApiLimits, EventsRequest, RankRequest
 
 RANK: dict[str, Any] = {"user_id": 1, "candidates": [1]}
 ERRORS_MAX = 2 * OBJECT_NAMES_MAX
@@ -81,6 +81,23 @@ def test_a_wrong_feature_is_named_without_the_inside_of_the_server(value: object
         parse(RANK | {"features": [{"genres": value}]})
     assert caught.value.context["field"] == field
     assert not any(inside in caught.value.message for inside in ("function", " at 0x", "<", "pydantic"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "limit", "value"),
+    [
+        ({"candidates": []}, "candidates must have at least 1 entry, has 0", 1, "list of 0"),
+        ({"limit": 0}, "limit must be at least 1, is 0", 1, "0"),
+        ({"user_id": -1}, f"user_id: integer id must be from 0 to {2**63 - 1}, is -1", None, "-1"),
+        ({"tier": "no such"}, "tier must match ^[A-Za-z0-9][A-Za-z0-9_.-]*$, is no such", None, "no such"),
+        ({"novelty": 1}, "novelty is not a field", "known fields", "1"),
+    ],
+)
+def test_the_rule_is_told_in_plain_words(changes: dict[str, Any], message: str, limit: object, value: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        body.validate(RankRequest, {"user_id": 1, "candidates": [1], **changes})
+    assert (caught.value.message, caught.value.context["value"]) == (message, value)
+    assert limit in (None, caught.value.context["limit"])
 
 
 async def plain(content: bytes, bytes_max: int = 10_000) -> bytes:
