@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from benchmarks.harness import interleaved, measure
-from benchmarks.models.subject import Ceiling
+from benchmarks.kernels.roofs import Roofs, least_s
 from benchmarks.record import Measurement
 from kernels.block_attention import Backend, block_attention
 from kernels.native import status
+from kernels.roofline import Work, counts
 from shared.clock import SystemClock
 
 NUM_POSITIONS, BLOCK, WINDOW_BLOCKS = 2_048, 128, 2
@@ -27,7 +29,7 @@ def block_attention_rates(seed: int, rounds: int) -> list[Measurement]:
     generator = torch.Generator().manual_seed(seed)
     offsets, window = torch.tensor([0, NUM_POSITIONS]), {"block": BLOCK, "window_blocks": WINDOW_BLOCKS}
     calls: dict[str, Callable[[], object]] = {}
-    flops: dict[str, int] = {}
+    works: dict[str, Work] = {}
     for num_heads, width in HEADS:
         q, k, v = (torch.randn(NUM_POSITIONS, num_heads, width, generator=generator).bfloat16() for _ in range(3))
         for name, causal in (("causal", True), ("whole", False)):
@@ -43,30 +45,25 @@ def block_attention_rates(seed: int, rounds: int) -> list[Measurement]:
                 causal=causal,
                 backend=backend,
             )
-            flops[metric] = 4 * num_heads * width * num_pairs(causal)
-    ceiling = Ceiling(torch.bfloat16)
-    samples = interleaved({**calls, "ceiling": ceiling}, rounds, NUM_WARMUP, seed, SystemClock())
-    rate = ceiling.flops / samples["ceiling"]
+            works[metric] = counts.block_attention(
+                (NUM_POSITIONS,), num_heads, width, block=BLOCK, window_blocks=WINDOW_BLOCKS, causal=causal
+            )
+    (num_bytes,) = {work.num_bytes for work in works.values()}
+    roofs = Roofs(num_bytes, ["bf16"])
+    samples = interleaved({**calls, **roofs.calls}, rounds, NUM_WARMUP, seed, SystemClock())
+    roofs_s = least_s(samples)
+    rate = roofs.rate("bf16", samples["roof_bf16"])
     return [
         measure(
             metric,
-            flops[metric] / samples[metric] / rate,
+            works[metric].flops / samples[metric] / rate,
             "p50",
             "1",
             positions=NUM_POSITIONS,
             **window,
             backend=backend,
             threads=torch.get_num_threads(),
-            gflops=round(float(flops[metric] / sorted(samples[metric])[rounds // 2] / 1e6), 1),
+            **roofs.params(works[metric], float(np.median(samples[metric])) * 1e-3, roofs_s),
         )
         for metric in calls
     ]
-
-
-def num_pairs(causal: bool) -> int:
-    """Return how many pairs of positions see one another."""
-    pairs = 0
-    for block in range(NUM_POSITIONS // BLOCK):
-        before = min(block, WINDOW_BLOCKS - 1) * BLOCK
-        pairs += BLOCK * before + (BLOCK * (BLOCK + 1) // 2 if causal else BLOCK * BLOCK)
-    return pairs

@@ -1,13 +1,15 @@
 """Benchmark ``kernels``: every operator against the plain form that it replaces, and what the search makes of each.
 
 For each operator of ``kernels.search.spaces`` all variants are checked against the reference and timed in interleaved
-rounds; rows give the plain form's time over the winner's. Block attention is measured against a packed product. The
+rounds; rows give the plain form's time over the winner's, and the share of the roofline that the winner reaches under
+a packed product and a copy of the same rounds (``roofs``). Block attention is measured against a packed product. The
 number of operators that torch dispatches in one full pass is counted for the modules and for the packed stack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,11 +17,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import interleaved, measure
 from benchmarks.kernels.block_attention import block_attention_rates
+from benchmarks.kernels.roofs import Roofs, least_s
 from benchmarks.models.subject import Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from kernels.native import status
-from kernels.search import SearchResult, search
+from kernels.roofline import counts
+from kernels.search import Problem, SearchResult, search
 from kernels.search.spaces import standard_problems
 from kernels.segmented_topk import segmented_topk
 from models.execution import FusedNetwork, choose_execution
@@ -36,11 +40,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     rounds = QUICK_ROUNDS if options.quick else NUM_ROUNDS
     subject = Subject.of(NUM_CANDIDATES, options.seed)
     with torch.inference_mode():
-        figures = [
-            figure
-            for problem in standard_problems()
-            for figure in _found(search(problem, num_rounds=rounds, seed=options.seed))
-        ]
+        figures = [figure for problem in standard_problems() for figure in _searched(problem, rounds, options.seed)]
         figures += [
             *_topk(options.seed, rounds),
             *block_attention_rates(options.seed, rounds),
@@ -49,7 +49,20 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     return BenchmarkReport(tuple(figures), subject.config.digest())
 
 
-def _found(result: SearchResult) -> list[Measurement]:
+def _searched(problem: Problem, rounds: int, seed: int) -> list[Measurement]:
+    """Search one problem, with the roofs of its forms in the same rounds."""
+    if problem.work is None:
+        raise ValueError(f"work of {problem.op} must be counted, is not")
+    precisions = {variant.name: variant.precision or problem.work.precision for variant in problem.variants}
+    roofs = Roofs(problem.work.num_bytes, precisions.values())
+    result = search(problem, num_rounds=rounds, seed=seed, beside=roofs.calls)
+    taken_s = {name: time_us * 1e-6 for name, time_us in result.beside_us.items()}
+    (winner_us,) = (each.time_us for each in result.outcomes if each.variant == result.winner and each.time_us)
+    work = replace(problem.work, precision=precisions[result.winner])
+    return _found(result, roofs.params(work, winner_us * 1e-6, taken_s))
+
+
+def _found(result: SearchResult, reached: dict[str, Param]) -> list[Measurement]:
     """Return the plain form's time over the winner's, with every variant's time and fate as parameters."""
     times = {each.variant: each.time_us for each in result.outcomes if each.time_us is not None}
     plain = result.outcomes[0]
@@ -58,6 +71,7 @@ def _found(result: SearchResult) -> list[Measurement]:
         "dtype": result.dtype,
         "threads": torch.get_num_threads(),
         "winner": result.winner,
+        **reached,
         **{f"{each.variant}_us": each.time_us for each in result.outcomes if each.time_us is not None},
         **{f"{each.variant}_fate": each.fate for each in result.outcomes if each.time_us is None},
     }
@@ -78,12 +92,14 @@ def _topk(seed: int, rounds: int) -> list[Measurement]:
     }
     if status().available:
         calls["native"] = lambda: segmented_topk(values, ends, TOPK["k"], backend="native")
-    samples = interleaved(calls, rounds, 1, seed, SystemClock())
-    best = min(
-        (name for name in samples if name in ("cpu", "native")), key=lambda name: float(np.median(samples[name]))
-    )
+    work = counts.segmented_topk((len(values),), TOPK["k"], with_tie_keys=False)
+    roofs = Roofs(work.num_bytes, ())
+    samples = interleaved({**calls, **roofs.calls}, rounds, 1, seed, SystemClock())
+    median_s = {name: float(np.median(taken_ms)) * 1e-3 for name, taken_ms in samples.items()}
+    best = min((name for name in samples if name in ("cpu", "native")), key=lambda name: median_s[name])
+    reached = roofs.params(work, median_s[best], least_s(samples))
     return [
-        measure(f"speedup_topk_over_{name}", samples[name] / samples[best], "p50", "1", **TOPK, backend=best)
+        measure(f"speedup_topk_over_{name}", samples[name] / samples[best], "p50", "1", **TOPK, backend=best, **reached)
         for name in ("sort", "torch_topk")
     ]
 

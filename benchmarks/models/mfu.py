@@ -18,6 +18,7 @@ from benchmarks.models.subject import Ceiling, Subject
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from kernels import wukong_layer
+from kernels.roofline import counts
 from models.execution import FusedNetwork, choose_execution
 from models.execution_config import Execution
 from models.flops import candidate_flops
@@ -138,7 +139,6 @@ def layer_passes(execution: Execution, seed: int, number: int = 1_000) -> Work:
     stack = wukong_layer.pack(weights, backend=backend, dtype=dtype)
     packed = wukong_layer.give(stack, given)
     x = torch.randn(number, tokens, width, generator=generator).to(dtype)
-    per_layer = 2 * (
-        mixtures * tokens * width + products * width + hidden * products + half * width * hidden + half * tokens * width
-    )
-    return {f"mfu_layer_{{}}_n{number}": (partial(wukong_layer.rank, stack, x, packed), number * depth * per_layer)}
+    sizes = counts.StackSizes(depth, tokens, width, mixtures, hidden, mlp_tokens=half, linear_tokens=half)
+    flops = int(counts.wukong_stack(number, sizes).flops)
+    return {f"mfu_layer_{{}}_n{number}": (partial(wukong_layer.rank, stack, x, packed), flops)}

@@ -123,9 +123,9 @@ H200_SXM = Device(
 EPYC_CORE = Device(
     "one core of an AMD EPYC (Zen 4)",
     "",
-    {"bf16": 195e9, "int8": 380e9},
-    22e9,
-    "measured on one thread, best of 21 interleaved rounds in CPU time beside other work: oneDNN's packed product and "
+    {"bf16": 210e9, "int8": 400e9},
+    24e9,
+    "measured on one thread, the best rounds of several runs beside other work: oneDNN's packed product and "
     "torch._int_mm of 1,000 x 1,024 x 1,024, and a copy of 128 MiB to 128 MiB",
 )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.search.problem import Inputs, Problem, Solve, UnavailableVariantError, Variant
+from kernels.search.problem import Problem, Solve, UnavailableVariantError, Variant
 from kernels.search.store import SearchStore
 
 Fate: TypeAlias = Literal["chosen", "slower", "wrong", "failed", "unavailable"]
@@ -52,6 +53,7 @@ class SearchResult:
         winner: Name of the chosen variant.
         outcomes: Of all variants, in the problem's order.
         cached: Whether the search ran before and only its result was read.
+        beside_us: Least time of what was timed beside the variants, microseconds; never stored.
     """
 
     op: str
@@ -60,10 +62,16 @@ class SearchResult:
     winner: str
     outcomes: tuple[Outcome, ...]
     cached: bool = False
+    beside_us: dict[str, float] = field(default_factory=dict)
 
 
 def search(
-    problem: Problem, store: SearchStore | None = None, num_rounds: int = 9, seed: int = 0, budget_s: float = 20.0
+    problem: Problem,
+    store: SearchStore | None = None,
+    num_rounds: int = 9,
+    seed: int = 0,
+    budget_s: float = 20.0,
+    beside: Mapping[str, Callable[[], object]] | None = None,
 ) -> SearchResult:
     """Return the fastest variant that is right.
 
@@ -73,10 +81,15 @@ def search(
         num_rounds: Timed rounds; each calls every variant once, in shuffled order.
         seed: Of inputs and order.
         budget_s: Timing stops after the round in which this is passed.
+        beside: Name -> what else to time in the same rounds, to compare with; only of a search that runs anew.
 
     Raises:
-        ValueError: no variant is right, the first one included: nothing may run then.
+        ValueError: no variant is right, the first one included: nothing may run then. Or something beside has the name
+            of a variant.
     """
+    beside = beside or {}
+    if taken := sorted(beside.keys() & {variant.name for variant in problem.variants}):
+        raise ValueError(f"beside must have other names than variants, has {', '.join(taken)}")
     if store is not None and (known := store.read(problem)) is not None:
         return known
     built, outcomes = _build(problem)
@@ -89,14 +102,18 @@ def search(
     if not sound:
         told = "; ".join(f"{each.variant}: {each.detail or each.error}" for each in outcomes.values())
         raise ValueError(f"{problem.op} {problem.shape} {problem.dtype}: no variant is right ({told})")
-    times = _time(problem.inputs(seed), sound, num_rounds, seed, budget_s)
+    given = problem.inputs(seed)
+    calls = {name: partial(solve, *given) for name, solve in sound.items()}
+    samples = _time({**calls, **beside}, num_rounds, seed, budget_s)
+    times = {name: float(np.median(samples[name])) for name in calls}
+    beside_us = {name: min(samples[name]) for name in beside}
     winner = min(times, key=lambda name: times[name])
     for name, time_us in times.items():
         fate: Fate = "chosen" if name == winner else "slower"
         detail = "" if name == winner else f"{time_us / times[winner]:.2f} times the winner's"
         outcomes[name] = Outcome(name, fate, outcomes[name].error, round(time_us, 2), detail)
     ordered = tuple(outcomes[variant.name] for variant in problem.variants)
-    result = SearchResult(problem.op, dict(problem.shape), problem.dtype, winner, ordered)
+    result = SearchResult(problem.op, dict(problem.shape), problem.dtype, winner, ordered, beside_us=beside_us)
     if store is not None:
         store.write(problem, result)
     return result
@@ -180,19 +197,21 @@ def _poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(was_on, warn_only=warns)
 
 
-def _time(given: Inputs, sound: dict[str, Solve], num_rounds: int, seed: int, budget_s: float) -> dict[str, float]:
-    """Return the median microseconds of each variant, from interleaved rounds after one that warms up."""
-    names = list(sound)
+def _time(
+    calls: Mapping[str, Callable[[], object]], num_rounds: int, seed: int, budget_s: float
+) -> dict[str, list[float]]:
+    """Return the microseconds of each call, a sample a round, from interleaved rounds after one that warms up."""
+    names = list(calls)
     rng = np.random.default_rng(seed)
     samples: dict[str, list[float]] = {name: [] for name in names}
     end_s = time.perf_counter() + budget_s
     for round_ in range(-1, num_rounds):
         for index in rng.permutation(len(names)):
             began_s = time.perf_counter()
-            sound[names[index]](*given)
+            calls[names[index]]()
             taken_us = (time.perf_counter() - began_s) * 1e6
             if round_ >= 0:
                 samples[names[index]].append(taken_us)
         if round_ >= 0 and time.perf_counter() > end_s:
             break
-    return {name: float(np.median(values)) for name, values in samples.items()}
+    return samples

@@ -58,7 +58,7 @@ class SearchStore:
         """Keep a result, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         held: dict[str, Any] = {**dataclasses.asdict(result), "device": self._device, "versions": versions()}
-        del held["cached"]
+        del held["cached"], held["beside_us"]
         with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
             json.dump(held, file, indent=1, sort_keys=True)
         Path(file.name).chmod(0o644)  # a temporary file is its maker's alone

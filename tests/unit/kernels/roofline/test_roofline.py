@@ -181,7 +181,7 @@ def test_the_picture_needs_something_to_draw() -> None:
 
 def test_roofs_in_words() -> None:
     assert roofs(H200_SXM, {"fp8"}) == "fp8 1,979 TFLOP/s (from 412 FLOP/B on), memory 4.8 TB/s"
-    assert roofs(EPYC_CORE, set()) == "memory 22 GB/s"
+    assert roofs(EPYC_CORE, set()) == "memory 24 GB/s"
     text = "\n".join(lines({"op": Table(H200_SXM, {"small": Work(4.8e9, 4.8e6)})}))
     assert "op small" in text
     assert text.split()[-7:] == ["4.8", "4.8", "1,000", "compute", "4.85", "989", "TFLOP/s"]

@@ -91,6 +91,19 @@ def test_the_faster_of_two_right_ones_wins() -> None:
     assert all(each.time_us is not None for each in result.outcomes)
 
 
+def test_what_is_timed_beside_the_variants_cannot_win_and_is_not_stored(tmp_path: Path) -> None:
+    calls: list[str] = []
+    store, asked = SearchStore(tmp_path), problem(variant(right))
+    result = search(asked, store, num_rounds=3, beside={"roof": lambda: calls.append("roof")})
+    assert len(calls) == 1 + 3, "once to warm up, then in every round"
+    assert (result.winner, [each.variant for each in result.outcomes]) == ("right", ["right"])
+    assert result.beside_us.keys() == {"roof"}
+    assert search(asked, store, beside={"roof": lambda: calls.append("roof")}).beside_us == {}
+    assert len(calls) == 4
+    with pytest.raises(ValueError, match="other names than variants, has right"):
+        search(asked, beside={"right": lambda: None})
+
+
 @pytest.mark.parametrize(
     "planted",
     [leaves_the_last_row, remembers(0), slightly_off, spoils_its_input, wrong_shape],
