@@ -272,6 +272,7 @@ class RayConfig(Config):
         start_timeout_s: Longest time until every station is ready. Usual are 25 s on two idle cores; the limit is for
             a machine that has much else to do.
         stop_timeout_s: Longest orderly stop; then processes are killed.
+        silence_max_s: Longest silence of Ray's control store (GCS); then the mesh ends. The raylet gives up after 60.
     """
 
     num_cpus: int | None = Field(None, ge=1)
@@ -281,6 +282,7 @@ class RayConfig(Config):
     grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
     start_timeout_s: float = Field(300.0, gt=0)
     stop_timeout_s: float = Field(15.0, gt=0)
+    silence_max_s: float = Field(90.0, ge=10)
 
 
 class MeshConfig(Config):

@@ -1,79 +1,147 @@
-"""Loads histories into the store of a mesh while its stations start."""
+"""Loads histories into the store of a mesh before its stations start: ``python -m cluster.loading``, run by its owner.
+
+A process of its own: it carries the mesh's id and so ends with the mesh, the memory of a data set goes with it, and it
+does not depend on the command that asked for the mesh, which may be killed at any moment.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import cast
 
-from cluster.config import MeshConfig
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
 from cluster.histories import HistorySource, HistoryStore, Loaded
-from cluster.local import Mesh
-from shared.errors import RankMeshError, StoreUnavailableError
-from shared.settings import Settings
-from shared.userlog import RedisUserLog, StoreConfig, connect
-from training.config import TrainConfig
-from training.data import Dataset, DatasetName, load_dataset
+from shared.errors import RankMeshError, StageUnavailableError
+from shared.userlog import RedisUserLog, StoreConfig, UserLogConfig, connect
+from training.data import DatasetName, SyntheticConfig, load_dataset
+
+_ROOT = Path(__file__).parents[1]
 
 
-class HistoryThread(threading.Thread):
-    """Loads histories beside the start of the stations; start it when the store answers.
+class HistoryRequest(BaseModel):
+    """The histories that a mesh is to have before it serves.
 
     Args:
-        config: The mesh.
-        settings: Folders.
         source: What is to be in the store.
-        train: How the weights were made; says how to load their data.
+        seed: Of the data set.
+        synthetic: The synthetic log, where the data set is one.
+        data_dir: Folder of training data.
     """
 
-    def __init__(self, config: MeshConfig, settings: Settings, source: HistorySource, train: TrainConfig) -> None:
-        super().__init__(name="histories", daemon=True)
-        self._config = config
-        self._settings = settings
-        self._source = source
-        self._train = train
-        self._loaded: Loaded | None = None
-        self._error: RankMeshError | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def run(self) -> None:
-        """Load; keep what came of it."""
-        try:
-            self._loaded = asyncio.run(self._load())
-        except RankMeshError as error:
-            self._error = error
+    source: HistorySource
+    seed: int
+    synthetic: SyntheticConfig
+    data_dir: Path
 
-    def result(self) -> Loaded:
-        """Wait for the end and return what is in the store.
+
+class LoadRequest(BaseModel):
+    """One load, as its process reads it.
+
+    Args:
+        wanted: What to load.
+        store: Where to.
+        log: Limits and namespace of the user log.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    wanted: HistoryRequest
+    store: StoreConfig
+    log: UserLogConfig
+
+    async def load(self) -> Loaded:
+        """Load what the store does not hold yet.
 
         Raises:
-            RankMeshError: the load failed.
+            RankMeshError: there are no data, or the store cannot be reached or refuses.
         """
-        self.join()
-        if self._error is not None:
-            raise self._error
-        if self._loaded is None:
-            raise StoreUnavailableError("histories were not loaded; the error above says why")
-        return self._loaded
-
-    async def _load(self) -> Loaded:
-        client = connect(self._store_config())
+        client = connect(self.store)
         try:
-            log = RedisUserLog(client, self._config.user_log())
-            store = HistoryStore(client, log, self._config.name)
-            return await store.find(self._source) or await store.load(self._source, self._dataset())
+            store = HistoryStore(client, RedisUserLog(client, self.log), self.log.namespace)
+            source = self.wanted.source
+            if (found := await store.find(source)) is not None:
+                return found
+            # By the name in the weights: a stand-in stays one, also when the real data could be fetched by now.
+            dataset = load_dataset(
+                cast(DatasetName, source.dataset),
+                self.wanted.data_dir,
+                seed=self.wanted.seed,
+                synthetic=self.wanted.synthetic,
+            )
+            return await store.load(source, dataset)
         finally:
             await client.aclose()
 
-    def _store_config(self) -> StoreConfig:
-        section = self._config.store
-        if section.kind == "redis":
-            return section.client
-        mesh = Mesh.find(self._config.name, self._settings.var_dir)
-        if mesh is None or not mesh.store_url:
-            raise StoreUnavailableError("the mesh ended before its store could be used")
-        return section.client.model_copy(update={"url": mesh.store_url, "topology": "single"})
 
-    def _dataset(self) -> Dataset:
-        # By the name in the weights: a stand-in stays one, also when the real data could be fetched by now.
-        name = cast(DatasetName, self._source.dataset)
-        return load_dataset(name, self._settings.data_dir, seed=self._train.seed, synthetic=self._train.synthetic)
+class HistoryLoad:
+    """A load that runs.
+
+    Args:
+        request: What, and where to.
+    """
+
+    def __init__(self, request: LoadRequest) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.loading"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+        )
+        assert self._process.stdin is not None  # a pipe was asked for
+        try:
+            self._process.stdin.write(request.model_dump_json().encode())
+            self._process.stdin.close()
+        except BrokenPipeError:  # it ended before it read: ``wait`` says so
+            pass
+
+    def end(self) -> None:
+        """End it, whatever it has come to."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def wait(self, pause: Callable[[], object]) -> Loaded:
+        """Wait for the end and return what is in the store.
+
+        Args:
+            pause: Called again and again meanwhile; waits a little, and what it raises ends the wait.
+
+        Raises:
+            StageUnavailableError: the load failed; says why.
+        """
+        while self._process.poll() is None:
+            pause()
+        assert self._process.stdout is not None  # a pipe was asked for
+        with self._process.stdout as stdout:
+            said = stdout.read()
+        if self._process.returncode == 0:
+            return TypeAdapter(Loaded).validate_json(said.splitlines()[-1])
+        try:
+            reason = str(json.loads(said.splitlines()[-1])["error"])
+        except (IndexError, ValueError):
+            reason = f"its process ended with status {self._process.returncode}"
+        raise StageUnavailableError(f"histories could not be loaded: {reason}", stage="histories")
+
+
+def main() -> int:
+    """Load what the request on standard input names; the last line on standard output says what came of it."""
+    try:
+        request = LoadRequest.model_validate_json(sys.stdin.buffer.read())
+        loaded = asyncio.run(request.load())
+    except (RankMeshError, ValidationError) as error:
+        message = error.message if isinstance(error, RankMeshError) else "the request breaks a rule"
+        sys.stdout.write(json.dumps({"error": message}) + "\n")
+        return 1
+    sys.stdout.write(json.dumps(asdict(loaded)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ from typing import Self
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders
 from cluster.front_door import secured
+from cluster.loading import HistoryRequest
 from cluster.loopback import is_listening
 from cluster.owner import GRACE_S, OwnRequest
 from cluster.processes import MESH_VARIABLE, Process, end_members, members, wait_until
@@ -63,6 +64,7 @@ class Mesh:
         detached: bool = False,
         var_dir: Path | None = None,
         on_progress: Progress | None = None,
+        histories: HistoryRequest | None = None,
     ) -> Self:
         """Start a mesh and wait until it answers rank requests.
 
@@ -71,6 +73,7 @@ class Mesh:
             detached: Leave it running when this process ends; otherwise it ends with this process, however that ends.
             var_dir: Folder of run-time files; None: from the settings.
             on_progress: Told in a few words what is being done, each time that changes.
+            histories: What its store must hold before it serves; None: the caller fills it.
 
         Raises:
             ConfigError: a mesh of this name runs already, a port is taken, or others could reach it without a token.
@@ -90,7 +93,13 @@ class Mesh:
             _sweep(running, folders)  # what a killed owner may have left
         folders.root.mkdir(parents=True, exist_ok=True)
         folders.state.unlink(missing_ok=True)
-        request = OwnRequest(config=config, var_dir=var_dir, mesh_id=secrets.token_hex(8), attached=not detached)
+        request = OwnRequest(
+            config=config,
+            var_dir=var_dir,
+            mesh_id=secrets.token_hex(8),
+            attached=not detached,
+            histories=histories,
+        )
         child = _spawn(request, folders)
         mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
         try:
@@ -157,6 +166,11 @@ class Mesh:
     def store_url(self) -> str:
         """URL of its Redis-protocol store, without credentials."""
         return self.state.store_url
+
+    @property
+    def histories(self) -> str:
+        """What of users' past it has loaded, in words; empty where it was not asked to."""
+        return self.state.histories
 
     @property
     def is_running(self) -> bool:

@@ -11,10 +11,12 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 from fsspec.implementations.local import LocalFileSystem
 from ray import serve
+from ray.experimental import internal_kv
 
 from cluster.app import build
 from cluster.config import MeshConfig
@@ -22,6 +24,7 @@ from cluster.control import ServeControl
 from cluster.names import APP
 from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
+from cluster.pulse import Pulse
 from cluster.raylets import Raylets
 from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
@@ -31,6 +34,10 @@ from shared.log import JsonLogger
 from shared.weights import WeightStore
 from shared.weights.deltas import parse_stamp
 
+_VITAL = {"gcs_server": "GCS", "raylet": "raylet"}
+"""Ray's processes of the first node without which nothing works, and nothing brings back."""
+
+_GCS_TIMEOUT_S = 5.0
 _LOGS_KEPT = 2
 _STATUS_PERIOD_S = 0.25  # the question costs the controller some milliseconds, and the stations want the cores
 _ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(: |$)")
@@ -52,6 +59,7 @@ class Node:
         self._clock = clock
         self._rollouts: RolloutThread | None = None
         self._raylets = Raylets(config.ray)
+        self._pulse = Pulse(_ask_gcs)
 
     def start(self) -> None:
         """Start Ray's daemons as children of this process: Linux kills them when it dies, however it dies.
@@ -70,6 +78,7 @@ class Node:
             _temp_dir=str(self._runtime),
         )
         self._raylets.start()
+        self._pulse.start()
 
     def open_door(self) -> None:
         """Start Serve's controller and its HTTP door."""
@@ -138,9 +147,20 @@ class Node:
         """Put a new Ray node in the place of each that has died, the first one excepted."""
         self._raylets.replace_dead(logger)
 
-    def is_alive(self) -> bool:
-        """Return whether this process is still connected to Ray."""
-        return ray.is_initialized()
+    def ended(self) -> str:
+        """Return which part of Ray that the mesh cannot do without is gone, in a few words; empty while all are there.
+
+        ``ray.is_initialized()`` alone stays true when the raylet has died.
+        """
+        head: Any = ray._private.worker._global_node
+        if not ray.is_initialized() or head is None:
+            return "this process is not connected to it any more"
+        dead = {kind for kind, _ in head.dead_processes()}
+        if gone := [name for kind, name in _VITAL.items() if kind in dead]:
+            return f"its {' and '.join(gone)} died"
+        if self._pulse.silence_s > self._config.ray.silence_max_s:
+            return f"its GCS has not answered for {self._pulse.silence_s:.0f} s"
+        return ""
 
     def stop(self, logger: JsonLogger) -> None:
         """Let the stations finish what they hold, then end Ray's daemons; both within the configured time.
@@ -150,7 +170,8 @@ class Node:
         """
         if self._rollouts is not None:
             self._rollouts.stop()
-        if not ray.is_initialized():
+        self._pulse.stop()
+        if self.ended():  # there is nobody left to do it in order; the owner ends what remains by its id
             return
 
         def in_order() -> None:
@@ -182,6 +203,11 @@ def why_not(messages: Mapping[str, str]) -> str:
     }
     shown = {name: each for name, each in errors.items() if each} or lines
     return "; ".join(f"{name}: {(each or ['not ready'])[-1][:_REASON_CHARS_MAX]}" for name, each in shown.items())
+
+
+def _ask_gcs() -> None:
+    client: Any = internal_kv.internal_kv_get_gcs_client()  # type: ignore[no-untyped-call]
+    client.internal_kv_get(b"pulse", None, _GCS_TIMEOUT_S)
 
 
 def _drop_old_logs(runtime: Path) -> None:

@@ -23,10 +23,11 @@ from pydantic import BaseModel, ConfigDict
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
 from cluster.front_door import pem_bundle
-from cluster.loopback import get_status, is_listening, write_haproxy
+from cluster.loading import HistoryLoad, HistoryRequest, LoadRequest
+from cluster.loopback import get_status, write_haproxy
 from cluster.priority import can_raise, own_niceness
 from cluster.processes import end_members, wait_until
-from cluster.state import Phase, first_state
+from cluster.state import Phase, check_ports, first_state
 from shared.clock import SystemClock
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError, StoreUnavailableError
 from shared.log import JsonLogger, redact_text
@@ -53,6 +54,7 @@ class OwnRequest(BaseModel):
         var_dir: Folder of run-time files.
         mesh_id: Random id of this start.
         attached: End when standard input closes.
+        histories: What the store must hold before a station starts; None: whoever asks fills it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +63,7 @@ class OwnRequest(BaseModel):
     var_dir: Path
     mesh_id: str
     attached: bool
+    histories: HistoryRequest | None = None
 
 
 class StopRequestedError(Exception):
@@ -110,11 +113,11 @@ class Owner:
         self._folders.make()
         self._guardian = _start_guardian(self._request.mesh_id)
         self._say("starting", "looking around")
-        if busy := [port for port in self._state.ports if is_listening(port)]:
-            raise ConfigError(
-                f"port {busy[0]} is taken; mesh {self._config.name} needs {', '.join(map(str, self._state.ports))}",
-                field="http.port", value=self._config.http.port,
-            )  # fmt: skip
+        try:
+            check_ports(self._config, self._request.var_dir)
+        except ConfigError:
+            self._state = self._state.model_copy(update={"ports": ()})  # they are somebody else's, and will stay open
+            raise
         weights_url = self._config.weights.url or str(self._request.var_dir.absolute() / "weights")
         weights = WeightStore(weights_url)
         version = self._config.weights.version
@@ -122,7 +125,10 @@ class Owner:
         self._say("starting", "store", version=version)
         store = self._start_store()
         self._say("starting", "Ray", store_url=redact_text(store.url))
-        self._start_node(version, weights_url, store)
+        loading = None
+        if (wanted := self._request.histories) is not None:
+            loading = HistoryLoad(LoadRequest(wanted=wanted, store=store, log=self._config.user_log()))
+        self._start_node(version, weights_url, store, loading)
         self._say("ready", "serving")
         self._logger.info("mesh_ready", version=version, url=self._state.url)
         if not self._config.http.is_loopback and self._config.http.tls is None:
@@ -138,7 +144,7 @@ class Owner:
         self._store = EmbeddedStore(self._folders.store, embedded.model_copy(update={"port": process.port}))
         return section.client.model_copy(update={"url": process.url, "topology": "single"})
 
-    def _start_node(self, version: str, weights_url: str, store: StoreConfig) -> None:
+    def _start_node(self, version: str, weights_url: str, store: StoreConfig, loading: HistoryLoad | None) -> None:
         self._check_stop()
         variables = ray_environment(self._config, self._folders, _ROOT)
         if self._config.http.ingress == "haproxy":
@@ -156,6 +162,8 @@ class Owner:
         self._check_stop()
         self._say("starting", "front door")
         self._node.open_door()
+        if loading is not None:
+            self._await_histories(loading)
 
         def progress(num_ready: int, num_wanted: int) -> None:
             self._say("starting", f"stations {num_ready}/{num_wanted}")
@@ -176,14 +184,30 @@ class Owner:
             raise StageUnavailableError(f"{self._state.url}/readyz does not answer 200", stage="ingress")
         self._node.follow(place, self._folders.root, self._logger)
 
+    def _await_histories(self, loading: HistoryLoad) -> None:
+        """Wait for the histories: whoever is ranked without his would get an answer that does not say so."""
+        self._say("starting", "histories")
+
+        def pause() -> None:
+            self._wait(_WATCH_PERIOD_S / 5)
+            self._check_stop()
+
+        loaded = loading.wait(pause)
+        where = "in the store already" if loaded.already else "loaded"
+        words = f"{loaded.num_events:,} events of {loaded.num_users:,} users {where}"
+        self._logger.info("histories_loaded", users=loaded.num_users, events=loaded.num_events, already=loaded.already)
+        self._say("starting", "stations", histories=words)
+
     # --- while it runs --------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while True:
             self._wait(_WATCH_PERIOD_S)
             self._check_stop()
-            if self._node is None or not self._node.is_alive():
-                raise StageUnavailableError("Ray has ended", stage="ray")
+            if self._node is None:
+                continue
+            if ended := self._node.ended():
+                raise StageUnavailableError(f"Ray has ended: {ended}", stage="ray")
             self._node.replace_dead(self._logger)
             if self._node.served not in (None, self._state.version):
                 self._say("ready", "serving", version=str(self._node.served))

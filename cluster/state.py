@@ -28,6 +28,7 @@ class MeshState(BaseModel):
         ports: Ports that were promised to it.
         version: Weights version; empty until it is known.
         store_url: Redis-protocol store, without credentials; empty until it is known.
+        histories: What of users' past is in the store; empty until it is known, and where the mesh does not load any.
         stop_timeout_s: Longest orderly end that its configuration allows, seconds.
         config_digest: Of its configuration.
         since_s: When it was started, seconds since the epoch.
@@ -45,6 +46,7 @@ class MeshState(BaseModel):
     ports: tuple[int, ...]
     version: str = ""
     store_url: str = ""
+    histories: str = ""
     stop_timeout_s: float
     config_digest: str
     since_s: float

@@ -11,7 +11,7 @@ from cluster.cli.steps import Steps
 from cluster.cli.training_view import in_words
 from cluster.config import DEFAULT_PATH, MeshConfig, load_mesh
 from cluster.histories import HistorySource
-from cluster.loading import HistoryThread
+from cluster.loading import HistoryRequest
 from cluster.local import Mesh
 from cluster.weights import QUICK_CONFIG, Choice, find_trained, weights_url
 from services.ingress.directory import ModelsBody
@@ -91,25 +91,29 @@ def bring_up(plan: Plan, steps: Steps, *, detached: bool) -> Running:
     reader = store.open(choice.version)
     catalogue = Catalogue.from_documents(reader.json("samples"), reader.json("display"))
     config = plan.mesh.model_copy(update={"weights": plan.mesh.weights.model_copy(update={"version": choice.version})})
-    source = HistorySource(catalogue.dataset, catalogue.provenance, catalogue.as_of_s, config.user_log().max_events)
-    loading = HistoryThread(config, plan.settings, source, TrainConfig.model_validate(choice.metrics["train"]))
+    histories = _histories(catalogue, config, TrainConfig.model_validate(choice.metrics["train"]), plan.settings)
     with steps.step("mesh", "starting") as step:
-
-        def tell(doing: str) -> None:
-            step.doing(doing)
-            if doing == "Ray":  # the store answers from here on
-                loading.start()
-
-        mesh = Mesh.start(config, detached=detached, var_dir=plan.settings.var_dir, on_progress=tell)
-        if loading.ident is None:  # the store's moment was too short to be told of
-            loading.start()
+        mesh = Mesh.start(
+            config,
+            detached=detached,
+            var_dir=plan.settings.var_dir,
+            on_progress=step.doing,
+            histories=histories,
+        )
         step.done(f"{len(mesh.processes())} processes, {mesh.url}{_kernels(mesh.url)}")
-    try:
-        _await_histories(loading, steps)
-    except BaseException:
-        mesh.stop()
-        raise
+    with steps.step("histories", "what every user did before the held-out period") as step:
+        step.done(mesh.histories)  # loaded by the mesh itself, before its stations started
     return Running(mesh, catalogue)
+
+
+def _histories(catalogue: Catalogue, config: MeshConfig, train: TrainConfig, settings: Settings) -> HistoryRequest:
+    """Return what a server may know of every user of the weights' data set."""
+    return HistoryRequest(
+        source=HistorySource(catalogue.dataset, catalogue.provenance, catalogue.as_of_s, config.user_log().max_events),
+        seed=train.seed,
+        synthetic=train.synthetic,
+        data_dir=settings.data_dir.absolute(),
+    )
 
 
 def _kernels(url: str) -> str:
@@ -163,10 +167,3 @@ def _train(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
         result = tune_version(store.open(version), plan.mesh, plan.settings.var_dir)
         step.done(f"{result.winner.replace('_', ' ')}, the fastest of {len(result.outcomes)} that were tried")
     return choice
-
-
-def _await_histories(loading: HistoryThread, steps: Steps) -> None:
-    with steps.step("histories", "loading what every user did before the held-out period") as step:
-        loaded = loading.result()
-        where = "in the store already" if loaded.already else "loaded"
-        step.done(f"{loaded.num_events:,} events of {loaded.num_users:,} users {where}")
