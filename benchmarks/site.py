@@ -15,7 +15,8 @@ import httpx
 from rich.console import Console
 
 from benchmarks.client import get_json
-from cluster.config import DEFAULT_PATH, PORTS_PER_MESH, MeshConfig, WeightsConfig, load_mesh
+from cluster.bounds import PORTS_PER_MESH
+from cluster.config import DEFAULT_PATH, MeshConfig, WeightsConfig, load_mesh
 from cluster.environment import Ports
 from cluster.local import Mesh
 from cluster.loopback import is_listening

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
 
+from cluster.bounds import NAME_PATTERN, PORT_MAX, PORT_MIN
 from cluster.rollout import UpdatesConfig
 from cluster.scaling.config import ScalingConfig
 from models.config import TableBackend
@@ -28,13 +29,10 @@ from shared.weights.peers import PeerConfig
 Transport: TypeAlias = Literal["reference", "value", "by_size"]
 """``by_size``: by value up to ``ray.inline_bytes_max``, by reference above; decided for each request."""
 
-MeshName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+MeshName: TypeAlias = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 DEFAULT_PATH = Path("configs/serve/local.yaml")
 """The deployment of one machine."""
-
-PORTS_PER_MESH = 64
-"""A mesh uses the ports from ``http.port`` up to this many."""
 
 EDGES: dict[str, Transport] = {
     "preprocess.extract": "by_size",  # features: 31 KB at 500 candidates
@@ -77,7 +75,7 @@ class HttpConfig(Config):
     """
 
     host: str = Field("127.0.0.1", pattern=r"^\d{1,3}(\.\d{1,3}){3}$")
-    port: int = Field(8341, ge=1_024, le=65_535 - PORTS_PER_MESH)
+    port: int = Field(8341, ge=PORT_MIN, le=PORT_MAX)
     ingress: Literal["haproxy", "proxy"] = "haproxy"
     tokens_file: Path | None = None
     tls: TlsConfig | None = None

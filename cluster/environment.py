@@ -13,7 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import PORTS_PER_MESH, MeshConfig
+from cluster.bounds import PORTS_PER_MESH
+from cluster.config import MeshConfig
 from shared.errors import ConfigError
 
 SOCKET_PATH_BYTES_MAX = 107

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import signal
@@ -27,15 +28,18 @@ from cluster.loading import HistoryRequest
 from cluster.loopback import is_listening
 from cluster.owner import GRACE_S, OwnRequest
 from cluster.processes import MESH_VARIABLE, Process, end_members, members, wait_until
-from cluster.state import MeshState, first_state, read_state
+from cluster.state import MeshState, check_ports, first_state, read_state
 from shared.clock import SystemClock
-from shared.errors import ConfigError, StageUnavailableError
+from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.settings import child_environment, load_settings
 
 STOP_MARGIN_S = 15.0
 """What an owner may need beyond ``ray.stop_timeout_s`` to end: the store's last write, leftover processes."""
 
-_LOG_TAIL_CHARS = 2_000
+_LOG_TAIL_BYTES = 8_192
+_LOG_LINES = 4
+_LOG_LINE_CHARS = 200
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 _LOG_KEPT_BYTES = 2**20
 
 Progress = Callable[[str], None]
@@ -79,18 +83,9 @@ class Mesh:
             ConfigError: a mesh of this name runs already, a port is taken, or others could reach it without a token.
             StageUnavailableError: it did not start; says why. Nothing of it is left.
         """
-        settings = load_settings()
-        config = secured(_with_absolute_weights(config), settings)
-        var_dir = (var_dir or settings.var_dir).absolute()
+        var_dir = (var_dir or load_settings().var_dir).absolute()
+        config = cls.prepare(config, var_dir)
         folders = MeshFolders.of(var_dir, config.name)
-        running = read_state(folders.state)
-        if running is not None and running.runs:
-            raise ConfigError(
-                f"mesh {config.name} runs already, at {running.url} (process {running.pid})",
-                field="name", value=config.name,
-            )  # fmt: skip
-        if running is not None:
-            _sweep(running, folders)  # what a killed owner may have left
         folders.root.mkdir(parents=True, exist_ok=True)
         folders.state.unlink(missing_ok=True)
         request = OwnRequest(
@@ -100,17 +95,46 @@ class Mesh:
             attached=not detached,
             histories=histories,
         )
+        log_start = _cut_log(folders.log)
         child = _spawn(request, folders)
         mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
         try:
-            mesh._await_ready(config.ray.start_timeout_s + config.ray.stop_timeout_s, on_progress)
-        except BaseException:
-            mesh.stop()
+            mesh._await_ready(config.ray.start_timeout_s + config.ray.stop_timeout_s, on_progress, log_start)
+        except BaseException as failure:
+            mesh._stop_after(failure)
             raise
         if detached:
             child.returncode = 0  # not ours to wait for any more; else its object complains when it is dropped
             mesh._child = None
         return mesh
+
+    @classmethod
+    def prepare(cls, config: MeshConfig, var_dir: Path | None = None) -> MeshConfig:
+        """Refuse now what ``start`` would refuse, before anybody spends minutes on weights for it.
+
+        What a killed mesh of that name left behind is ended on the way.
+
+        Returns:
+            The configuration with the files of its front door resolved.
+
+        Raises:
+            ConfigError: a mesh of this name runs already, a port is taken, or others could reach it without a token.
+        """
+        settings = load_settings()
+        config = secured(_with_absolute_weights(config), settings)
+        var_dir = (var_dir or settings.var_dir).absolute()
+        folders = MeshFolders.of(var_dir, config.name)
+        running = read_state(folders.state)
+        if running is not None and running.runs:
+            raise ConfigError(
+                f"mesh {config.name} runs already, at {running.url} (process {running.pid}); end it with "
+                f"`rankmesh down --name {config.name}`, or give another --name and --port",
+                field="name", value=config.name,
+            )  # fmt: skip
+        if running is not None:
+            _sweep(running, folders)  # what a killed owner may have left
+        check_ports(config, var_dir)
+        return config
 
     @classmethod
     def find(cls, name: str, var_dir: Path | None = None) -> Self | None:
@@ -177,6 +201,11 @@ class Mesh:
         """Whether its owner is alive."""
         return self.state.owner.is_alive()
 
+    @property
+    def was_ended(self) -> bool:
+        """Whether its owner, started attached by this process, has ended because it was told to."""
+        return self._child is not None and self._child.poll() == 0
+
     def processes(self) -> list[Process]:
         """Return every process of the mesh."""
         return members(self.state.mesh_id)
@@ -208,7 +237,16 @@ class Mesh:
         if last is not None and last.mesh_id == self.state.mesh_id and last.phase != "failed":
             self.folders.state.unlink(missing_ok=True)  # its owner was killed and could not
 
-    def _await_ready(self, timeout_s: float, on_progress: Progress | None) -> None:
+    def _stop_after(self, failure: BaseException) -> None:
+        """End the mesh after a failed start; what then remains does not hide why it failed."""
+        try:
+            self.stop()
+        except StageUnavailableError as left:
+            if not isinstance(failure, RankMeshError):
+                raise
+            raise StageUnavailableError(f"{failure.message}; {left.message}", stage="mesh") from failure
+
+    def _await_ready(self, timeout_s: float, on_progress: Progress | None, log_start: int) -> None:
         told = ""
 
         def is_settled() -> bool:
@@ -225,7 +263,15 @@ class Mesh:
             return
         if not in_time:
             raise StageUnavailableError(f"mesh {self.name} was not ready within {timeout_s:.0f} s", stage="mesh")
-        reason = self.state.doing if self.state.phase == "failed" else _log_tail(self.folders)
+        if self.was_ended:
+            raise StageUnavailableError(
+                f"mesh {self.name} did not start: it was ended by `rankmesh down`, or a signal, while it started",
+                stage="mesh",
+            )
+        if self.state.phase == "failed":
+            reason = f"{self.state.doing}; {self.folders.log} has more"
+        else:
+            reason = f"its process ended; {self.folders.log} ends: {log_end(self.folders.log, log_start)}"
         raise StageUnavailableError(f"mesh {self.name} did not start: {reason}", stage="mesh")
 
     def _owner_runs(self) -> bool:
@@ -247,7 +293,6 @@ def _spawn(request: OwnRequest, folders: MeshFolders) -> subprocess.Popen[bytes]
     path = folders.root / "request.json"
     path.touch(mode=0o600)  # the store's URL may hold a password
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    _cut_log(folders.log)
     with folders.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "cluster.owner", str(path)],
@@ -276,15 +321,27 @@ def _sweep(state: MeshState, folders: MeshFolders) -> list[Process]:
     return left
 
 
-def _cut_log(path: Path) -> None:
-    """Keep the end of a long log: every start appends to it."""
-    if path.exists() and path.stat().st_size > 2 * _LOG_KEPT_BYTES:
+def _cut_log(path: Path) -> int:
+    """Keep the end of a long log, every start appends to it; returns where the next start's lines will begin."""
+    if not path.exists():
+        return 0
+    if path.stat().st_size > 2 * _LOG_KEPT_BYTES:
         path.write_bytes(path.read_bytes()[-_LOG_KEPT_BYTES:])
+    return path.stat().st_size
 
 
-def _log_tail(folders: MeshFolders) -> str:
+def log_end(path: Path, start: int = 0) -> str:
+    """Return the last few lines of a log in one, without colours.
+
+    Args:
+        path: The log.
+        start: Byte from which on it is looked at.
+    """
     try:
-        text = folders.log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_CHARS:]
+        with path.open("rb") as file:
+            file.seek(max(start, path.stat().st_size - _LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
-        text = ""
-    return f"its process ended; {folders.log} ends:\n{text}"
+        return "(it cannot be read)"
+    lines = [line for each in text.splitlines() if (line := _ESCAPES.sub("", each).strip())]
+    return " | ".join(line[:_LOG_LINE_CHARS] for line in lines[-_LOG_LINES:]) or "(nothing was written)"

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.config import MeshConfig
 from cluster.environment import Ports
+from cluster.loopback import is_listening
 from cluster.processes import Process, started_ticks
+from shared.errors import ConfigError
 
 Phase: TypeAlias = Literal["starting", "ready", "stopping", "failed"]
 
@@ -91,3 +93,27 @@ def first_state(config: MeshConfig, mesh_id: str, pid: int, now_s: float) -> Mes
         config_digest=config.digest(),
         since_s=now_s,
     )
+
+
+def check_ports(config: MeshConfig, var_dir: Path) -> None:
+    """Refuse a mesh one of whose ports somebody listens on.
+
+    Args:
+        config: The mesh.
+        var_dir: Folder of run-time files, where the meshes of this machine say which ports they have.
+
+    Raises:
+        ConfigError: a port is taken; names it, who has it if that is a mesh, and every port that is needed.
+    """
+    ports = Ports(config.http.port).promised(config)
+    taken = next((port for port in ports if is_listening(port)), None)
+    if taken is None:
+        return
+    states = (read_state(path) for path in var_dir.glob("*/mesh.json"))
+    holder = next((state for state in states if state is not None and state.runs and taken in state.ports), None)
+    by = "" if holder is None else f" by mesh {holder.name}"
+    needed = ", ".join(map(str, ports))
+    raise ConfigError(
+        f"port {taken} is taken{by}; mesh {config.name} needs {needed}: give another --port (http.port)",
+        field="http.port", value=config.http.port,
+    )  # fmt: skip

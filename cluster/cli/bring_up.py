@@ -15,7 +15,7 @@ from cluster.loading import HistoryRequest
 from cluster.local import Mesh
 from cluster.weights import QUICK_CONFIG, Choice, find_trained, weights_url
 from services.ingress.directory import ModelsBody
-from shared.errors import ConfigError, RankMeshError
+from shared.errors import RankMeshError
 from shared.settings import Settings, load_settings
 from shared.weights import WeightStore
 from training.config import TrainConfig, load_train_config
@@ -44,22 +44,15 @@ class Plan:
         """Read the files that a command line names; ``weights`` takes the place of the deployment file's version.
 
         Raises:
-            ConfigError: a file breaks a rule, or a mesh of that name runs already.
+            ConfigError: a file breaks a rule, a mesh of that name runs already, a port is taken, or others could reach
+                it without a token.
         """
         settings = load_settings()
         mesh = load_mesh(config or DEFAULT_PATH, name, port)
-        running = Mesh.find(mesh.name, settings.var_dir)
-        if running is not None:
-            raise ConfigError(
-                f"mesh {mesh.name} runs already, at {running.url}; end it with `rankmesh down --name {mesh.name}`, "
-                "or give another --name and --port",
-                field="name",
-                value=mesh.name,
-            )
         if weights is not None:
             mesh = mesh.model_copy(update={"weights": mesh.weights.model_copy(update={"version": weights})})
         train_path = train or QUICK_CONFIG
-        return cls(mesh, load_train_config(train_path), train_path, settings)
+        return cls(Mesh.prepare(mesh, settings.var_dir), load_train_config(train_path), train_path, settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from cluster.access import access
 from shared.errors import RankMeshError, StageUnavailableError
 from shared.hashing import EntityId
+from shared.rules import broken, short
 from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
 from shared.settings import Settings
 
@@ -125,6 +126,12 @@ class Client:
             raise StageUnavailableError(
                 f"{self.url}{path} did not answer within {TIMEOUT_S:.0f} s", stage="ingress"
             ) from error
+        except httpx.RemoteProtocolError as error:
+            raise StageUnavailableError(
+                f"what listens at {self.url} broke off, or does not speak HTTP: if it is no mesh that ends, "
+                "that is not a rankmesh",
+                stage="ingress",
+            ) from error
         except httpx.TransportError as error:
             raise StageUnavailableError(
                 f"no mesh answers at {self.url}; start one with `rankmesh up`, or name it with --url or --port",
@@ -133,11 +140,13 @@ class Client:
         try:
             document = response.json()
         except ValueError as error:
+            # A mesh's balancer has pages of its own, for the moments without an ingress.
+            whose = f"{self.url}{path}" if response.status_code >= 500 else f"that is not a rankmesh: {self.url}{path}"
             raise StageUnavailableError(
-                f"{self.url}{path} answered {response.status_code} with something that is not JSON", stage="ingress"
+                f"{whose} answered {response.status_code} with something that is not JSON", stage="ingress"
             ) from error
         if response.status_code >= 400:
-            raise _error(response.status_code, document)
+            raise _error(response.status_code, document, f"{self.url}{path}")
         return document
 
     def _checked(self, cls: type[BodyT], document: object) -> BodyT:
@@ -147,15 +156,19 @@ class Client:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise StageUnavailableError(
-                f"{self.url} answered a {cls.__name__} that is not one: {where}: {first['msg']}", stage="ingress"
+                f"{self.url} answered a {cls.__name__} that is not one, so it is no rankmesh of this version: "
+                f"{broken(where, [first], short(first['input']))}",
+                stage="ingress",
             ) from error
 
 
-def _error(status: int, document: object) -> RankMeshError:
+def _error(status: int, document: object, url: str) -> RankMeshError:
     try:
         body = ErrorBody.model_validate(document)
     except ValidationError:
-        return StageUnavailableError(f"the mesh answered {status}: {str(document)[:200]}", status=status)
+        if status < 500:
+            return StageUnavailableError(f"that is not a rankmesh: {url} answered {status}", status=status)
+        return StageUnavailableError(f"{url} answered {status}: {short(document, 200)}", status=status)
     cls = _classes().get(body.code, RankMeshError)
     return cls(body.message, **body.context)
 

@@ -9,7 +9,7 @@ from cluster.cli.options import (
     ConfigOption,
     FreeNameOption,
     NameOption,
-    PortOption,
+    NewPortOption,
     TrainConfigOption,
     WeightsOption,
 )
@@ -20,7 +20,7 @@ app = typer.Typer()
 @app.command()
 def up(
     name: FreeNameOption = None,
-    port: PortOption = None,
+    port: NewPortOption = None,
     config: ConfigOption = None,
     train: TrainConfigOption = None,
     weights: WeightsOption = None,

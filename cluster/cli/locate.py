@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.cli.group import usage_error
+from cluster.cli.options import DEFAULT_NAME
 from cluster.state import read_state
 from shared.errors import StageUnavailableError
 from shared.settings import load_settings
@@ -14,15 +16,21 @@ def mesh_url(name: str, port: int | None, url: str | None) -> str:
 
     Raises:
         StageUnavailableError: no mesh of that name runs on this machine.
+        typer.BadParameter: name and port are both given, and that mesh is elsewhere.
     """
     if url is not None:
         return url
-    if port is not None:
-        return f"http://{HOST}:{port}"
     state = read_state(load_settings().var_dir / name / "mesh.json")
-    if state is None or not state.runs:
+    found = None if state is None or not state.runs else state.url
+    if port is not None:
+        at_port = f"http://{HOST}:{port}"
+        if name == DEFAULT_NAME or (found is not None and found.endswith(f":{port}")):
+            return found if found is not None and found.endswith(f":{port}") else at_port
+        where = f"is at {found}" if found else "does not run here"
+        raise usage_error(f"mesh {name} {where}, not at port {port}; give one of --name and --port", "--port")
+    if found is None:
         raise StageUnavailableError(
             f"no mesh called {name} runs here; start one with `rankmesh up`, or name one with --name, --port or --url",
             stage="mesh",
         )
-    return state.url
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from cluster.bounds import NAME_PATTERN, NAME_RULE, PORT_MAX, PORT_MIN
 from cluster.cli.group import usage_error
 
 if TYPE_CHECKING:
@@ -15,9 +17,30 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "rankmesh"
 
-NameOption: TypeAlias = Annotated[str, typer.Option("--name", help="Name of the mesh; several run side by side.")]
+
+def _check_name(value: str | None) -> str | None:
+    if value is not None and re.fullmatch(NAME_PATTERN, value) is None:
+        raise typer.BadParameter(f"{NAME_RULE}, is {value!r}")
+    return value
+
+
+def _check_url(value: str | None) -> str | None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"must begin with http:// or https://, is {value!r}")
+    return value
+
+
+NameOption: TypeAlias = Annotated[
+    str, typer.Option("--name", help="Name of the mesh; several run side by side.", callback=_check_name)
+]
 FreeNameOption: TypeAlias = Annotated[
-    str | None, typer.Option("--name", help="Name of the mesh; default from the configuration.", show_default=False)
+    str | None,
+    typer.Option(
+        "--name",
+        help="Name of the mesh; default from the configuration.",
+        show_default=False,
+        callback=_check_name,
+    ),
 ]
 TrainConfigOption: TypeAlias = Annotated[
     Path | None,
@@ -43,7 +66,19 @@ WeightsOption: TypeAlias = Annotated[
 ]
 PortOption: TypeAlias = Annotated[
     int | None,
-    typer.Option("--port", min=1, max=65_535, help="HTTP port; default from the configuration.", show_default=False),
+    typer.Option(
+        "--port", min=1, max=65_535, help="HTTP port of a mesh on this machine, in place of --name.", show_default=False
+    ),
+]
+NewPortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=PORT_MIN,
+        max=PORT_MAX,
+        help="HTTP port, the first of 64; default from the configuration.",
+        show_default=False,
+    ),
 ]
 ConfigOption: TypeAlias = Annotated[
     Path | None,
@@ -58,7 +93,10 @@ ConfigOption: TypeAlias = Annotated[
 UrlOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--url", help="Base URL of a mesh elsewhere; default: the running mesh called --name.", show_default=False
+        "--url",
+        help="Base URL of a mesh elsewhere; default: the running mesh called --name.",
+        show_default=False,
+        callback=_check_url,
     ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of a table.")]

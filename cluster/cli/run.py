@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli.options import ConfigOption, FreeNameOption, PortOption, TrainConfigOption, WeightsOption
+from cluster.cli.options import ConfigOption, FreeNameOption, NewPortOption, TrainConfigOption, WeightsOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ _WATCH_PERIOD_S = 1.0
 @app.command()
 def run(
     name: FreeNameOption = None,
-    port: PortOption = None,
+    port: NewPortOption = None,
     config: ConfigOption = None,
     train: TrainConfigOption = None,
     weights: WeightsOption = None,
@@ -64,6 +64,9 @@ def _run(steps: Steps, plan: Plan, once: bool) -> None:
             while not running.mesh.wait(_WATCH_PERIOD_S):
                 pass
         except KeyboardInterrupt:
+            return
+        if running.mesh.was_ended:
+            steps.note("the mesh was ended by `rankmesh down`, or a signal")
             return
         steps.note(f"the mesh has ended by itself; {running.mesh.folders.log} says why")
         raise typer.Exit(1)

@@ -12,7 +12,8 @@ import yaml
 from pydantic import ValidationError
 
 from cluster import config as module
-from cluster.config import DEFAULT_PATH, EDGES, PORTS_PER_MESH, MeshConfig, load_mesh
+from cluster.bounds import PORTS_PER_MESH
+from cluster.config import DEFAULT_PATH, EDGES, MeshConfig, load_mesh
 from cluster.names import deployment_name, station_configs
 from shared.errors import ConfigError
 

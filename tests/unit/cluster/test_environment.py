@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import PORTS_PER_MESH, MeshConfig
+from cluster.bounds import PORTS_PER_MESH
+from cluster.config import MeshConfig
 from cluster.environment import SOCKET_PATH_BYTES_MAX, MeshFolders, Ports, ray_environment
 from shared.errors import ConfigError
 

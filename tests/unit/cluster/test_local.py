@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders
-from cluster.local import Mesh
+from cluster.local import Mesh, log_end
 from cluster.processes import MESH_VARIABLE, members
 from cluster.state import MeshState, first_state
-from shared.errors import ConfigError, StageUnavailableError
+from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.settings import child_environment
 
 CONFIG = MeshConfig.model_validate({"name": "unit", "http": {"port": 65_000, "ingress": "proxy"}})
@@ -76,14 +78,76 @@ def test_a_mesh_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) ->
     assert Mesh.find("unit", tmp_path) is None
 
 
-@pytest.mark.slow
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    from http.server import HTTPServer, SimpleHTTPRequestHandler
+@pytest.fixture
+def taken() -> Iterator[MeshConfig]:
+    """Yield a mesh on whose port another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield CONFIG.model_copy(update={"http": CONFIG.http.model_copy(update={"port": server.getsockname()[1]})})
 
-    server = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
-    try:
-        config = CONFIG.model_copy(update={"http": CONFIG.http.model_copy(update={"port": server.server_port})})
-        with pytest.raises(StageUnavailableError, match=f"port {server.server_port} is taken"):
-            Mesh.start(config, var_dir=tmp_path)
-    finally:
-        server.server_close()
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path, taken: MeshConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Mesh.start(taken, var_dir=tmp_path)
+    port = taken.http.port
+    assert caught.value.message == f"port {port} is taken; mesh unit needs {port}: give another --port (http.port)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mesh_that_has_the_port_is_named(tmp_path: Path, taken: MeshConfig) -> None:
+    folders = MeshFolders.of(tmp_path, "other")
+    folders.root.mkdir(parents=True)
+    other = taken.model_copy(update={"name": "other"})
+    first_state(other, "id", os.getpid(), 1.0).write(folders.state)
+    with pytest.raises(ConfigError, match="is taken by mesh other; mesh unit needs"):
+        Mesh.prepare(taken, tmp_path)
+
+
+def test_a_configuration_that_cannot_start_is_refused_at_once(tmp_path: Path) -> None:
+    wide = CONFIG.model_copy(update={"http": CONFIG.http.model_copy(update={"host": "0.0.0.0"})})
+    with pytest.raises(ConfigError, match="bearer tokens"):
+        Mesh.prepare(wide, tmp_path)
+    leave_state(tmp_path, "id", os.getpid())
+    with pytest.raises(ConfigError, match=r"runs already, at http://127.0.0.1:65000.*rankmesh down --name unit"):
+        Mesh.prepare(CONFIG, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_in_the_last_moment_is_still_the_reason(
+    tmp_path: Path, taken: MeshConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner looks again; what it did not open is not looked for when it has ended."""
+    monkeypatch.setattr("cluster.local.check_ports", lambda config, var_dir: None)
+    with pytest.raises(StageUnavailableError) as caught:
+        Mesh.start(taken, var_dir=tmp_path)
+    assert f"port {taken.http.port} is taken" in caught.value.message
+    assert "remains" not in caught.value.message
+    assert str(MeshFolders.of(tmp_path, "unit").log) in caught.value.message
+
+
+def test_what_remains_does_not_hide_why_a_start_failed(tmp_path: Path, taken: MeshConfig) -> None:
+    mesh = Mesh(MeshFolders.of(tmp_path, "unit"), first_state(taken, "id", GONE_PID, 1.0))
+    with pytest.raises(StageUnavailableError, match=f"^no weights; .* port {taken.http.port} remains"):
+        mesh._stop_after(ConfigError("no weights"))
+
+
+def test_one_that_was_told_to_end_while_it_started_says_so(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    mesh = Mesh(MeshFolders.of(tmp_path, "unit"), first_state(CONFIG, "id", child.pid, 1.0), child)
+    with pytest.raises(RankMeshError, match="it was ended by `rankmesh down`, or a signal, while it started"):
+        mesh._await_ready(1.0, None, 0)
+    assert mesh.was_ended
+
+
+def test_the_end_of_a_log_is_a_few_clean_lines_of_this_start(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.log"
+    path.write_text("an earlier start\n")
+    start = path.stat().st_size
+    with path.open("a") as log:
+        log.write("\x1b[36mfirst\x1b[0m\r\n\n" + "".join(f"line {number}\n" for number in range(3)))
+    assert log_end(path, start) == "first | line 0 | line 1 | line 2"
+    assert log_end(path) == "first | line 0 | line 1 | line 2"
+    assert log_end(path, path.stat().st_size) == "(nothing was written)"
+    assert log_end(tmp_path / "none") == "(it cannot be read)"
+    path.write_text("x" * 1_000)
+    assert log_end(path) == "x" * 200

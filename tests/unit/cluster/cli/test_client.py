@@ -64,6 +64,10 @@ def hang(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("late", request=request)
 
 
+def babble(request: httpx.Request) -> httpx.Response:
+    raise httpx.RemoteProtocolError("illegal status line", request=request)
+
+
 @pytest.mark.parametrize(
     ("respond", "words"),
     [
@@ -71,7 +75,11 @@ def hang(request: httpx.Request) -> httpx.Response:
         (hang, "did not answer within 30 s"),
         (lambda _: httpx.Response(502, text="<html>"), "502 with something that is not JSON"),
         (lambda _: httpx.Response(500, json=["odd"]), "answered 500"),
-        (lambda _: httpx.Response(200, json={"total_ms": 1}), "a RankResponse that is not one: request_id"),
+        (lambda _: httpx.Response(200, json={"total_ms": 1}), "a RankResponse that is not one"),
+        (lambda _: httpx.Response(200, json={"total_ms": 1}), "no rankmesh of this version: request_id is missing"),
+        (lambda _: httpx.Response(404, text="<html>"), "that is not a rankmesh: http://mesh.test/v1/rank answered 404"),
+        (lambda _: httpx.Response(404, json={"detail": "no"}), "that is not a rankmesh: http://mesh.test/v1/rank"),
+        (babble, "does not speak HTTP"),
     ],
 )
 def test_everything_else_is_unavailable_and_says_why(

@@ -1,0 +1,43 @@
+"""Which mesh a command line means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from cluster.cli.locate import mesh_url
+from cluster.config import MeshConfig
+from cluster.state import first_state
+from shared.errors import StageUnavailableError
+
+
+@pytest.fixture
+def meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a mesh ``rankmesh`` at 8341 and a mesh ``b`` at 8461."""
+    monkeypatch.setenv("RANKMESH_VAR_DIR", str(tmp_path))
+    for name, port in (("rankmesh", 8_341), ("b", 8_461)):
+        (tmp_path / name).mkdir()
+        config = MeshConfig.model_validate({"name": name, "http": {"port": port}})
+        first_state(config, "id", os.getpid(), 1.0).write(tmp_path / name / "mesh.json")
+
+
+@pytest.mark.usefixtures("meshes")
+def test_url_then_port_then_name() -> None:
+    assert mesh_url("b", 8_341, "http://elsewhere:1") == "http://elsewhere:1"
+    assert mesh_url("rankmesh", 9_000, None) == "http://127.0.0.1:9000"
+    assert mesh_url("b", None, None) == mesh_url("b", 8_461, None) == "http://127.0.0.1:8461"
+    with pytest.raises(StageUnavailableError, match="no mesh called c runs here"):
+        mesh_url("c", None, None)
+
+
+@pytest.mark.usefixtures("meshes")
+@pytest.mark.parametrize(
+    ("name", "where"), [("b", "is at http://127.0.0.1:8461, not at port 8341"), ("c", "does not run here")]
+)
+def test_name_and_port_that_disagree_are_refused(name: str, where: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        mesh_url(name, 8_341, None)
+    assert f"mesh {name} {where}" in caught.value.message
