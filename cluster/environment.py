@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.bounds import PORTS_PER_MESH
+from cluster.bounds import NAME_PATTERN, NAME_RULE, PORTS_PER_MESH
 from cluster.config import MeshConfig
 from shared.errors import ConfigError
 
@@ -77,13 +78,24 @@ class MeshFolders:
 
     @classmethod
     def of(cls, var_dir: Path, name: str) -> MeshFolders:
-        """Return the folders of a mesh; none is made."""
+        """Return the folders of a mesh; none is made. Whatever finds, starts or ends a mesh by its name comes by here.
+
+        Raises:
+            ConfigError: a mesh cannot have that name.
+        """
+        if re.fullmatch(NAME_PATTERN, name) is None:
+            raise ConfigError(f"the name of a mesh {NAME_RULE}; is {name[:60]!r}", field="name", value=name[:60])
         return cls((var_dir / name).absolute())
 
     @property
     def state(self) -> Path:
         """What runs, as ``cluster.state`` writes it."""
         return self.root / "mesh.json"
+
+    @property
+    def claim(self) -> Path:
+        """Locked by who starts or owns the mesh of this folder (``cluster.claims``)."""
+        return self.root / "claim"
 
     @property
     def log(self) -> Path:

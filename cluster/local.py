@@ -16,11 +16,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from cluster.claims import NameClaim
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders
 from cluster.front_door import secured
@@ -86,17 +88,22 @@ class Mesh:
         var_dir = (var_dir or load_settings().var_dir).absolute()
         config = cls.prepare(config, var_dir)
         folders = MeshFolders.of(var_dir, config.name)
-        folders.root.mkdir(parents=True, exist_ok=True)
-        folders.state.unlink(missing_ok=True)
-        request = OwnRequest(
-            config=config,
-            var_dir=var_dir,
-            mesh_id=secrets.token_hex(8),
-            attached=not detached,
-            histories=histories,
-        )
-        log_start = _cut_log(folders.log)
-        child = _spawn(request, folders)
+        claim = _claimed(folders)
+        try:
+            if (before := read_state(folders.state)) is not None:
+                _refuse_running(before)
+            folders.state.unlink(missing_ok=True)
+            request = OwnRequest(
+                config=config,
+                var_dir=var_dir,
+                mesh_id=secrets.token_hex(8),
+                attached=not detached,
+                histories=histories,
+            )
+            log_start = _cut_log(folders.log)
+            child = _spawn(request, folders, claim)
+        finally:
+            claim.release()  # the owner has it from here on, for as long as it lives
         mesh = cls(folders, first_state(config, request.mesh_id, child.pid, SystemClock().now_s()), child)
         try:
             mesh._await_ready(config.ray.start_timeout_s + config.ray.stop_timeout_s, on_progress, log_start)
@@ -125,13 +132,8 @@ class Mesh:
         var_dir = (var_dir or settings.var_dir).absolute()
         folders = MeshFolders.of(var_dir, config.name)
         running = read_state(folders.state)
-        if running is not None and running.runs:
-            raise ConfigError(
-                f"mesh {config.name} runs already, at {running.url} (process {running.pid}); end it with "
-                f"`rankmesh down --name {config.name}`, or give another --name and --port",
-                field="name", value=config.name,
-            )  # fmt: skip
         if running is not None:
+            _refuse_running(running)
             _sweep(running, folders)  # what a killed owner may have left
         check_ports(config, var_dir)
         return config
@@ -251,14 +253,14 @@ class Mesh:
 
         def is_settled() -> bool:
             nonlocal told
-            self.state = read_state(self.folders.state) or self.state
+            self.state = self._said()
             if on_progress is not None and self.state.doing != told:
                 told = self.state.doing
                 on_progress(told)
             return self.state.phase in ("ready", "failed") or not self._owner_runs()
 
         in_time = wait_until(is_settled, self._clock, timeout_s)
-        self.state = read_state(self.folders.state) or self.state
+        self.state = self._said()
         if self.state.phase == "ready":
             return
         if not in_time:
@@ -274,6 +276,11 @@ class Mesh:
             reason = f"its process ended; {self.folders.log} ends: {log_end(self.folders.log, log_start)}"
         raise StageUnavailableError(f"mesh {self.name} did not start: {reason}", stage="mesh")
 
+    def _said(self) -> MeshState:
+        """Return what its owner last said; another start of the same name says nothing about this one."""
+        state = read_state(self.folders.state)
+        return self.state if state is None or state.mesh_id != self.state.mesh_id else state
+
     def _owner_runs(self) -> bool:
         if self._child is not None:
             return self._child.poll() is None
@@ -288,14 +295,35 @@ class Mesh:
         return left()
 
 
-def _spawn(request: OwnRequest, folders: MeshFolders) -> subprocess.Popen[bytes]:
-    """Start the owner in a process group of its own, its output in the mesh's log."""
-    path = folders.root / "request.json"
-    path.touch(mode=0o600)  # the store's URL may hold a password
-    path.write_text(request.model_dump_json(), encoding="utf-8")
-    with folders.log.open("ab") as log:
+def _refuse_running(state: MeshState) -> None:
+    if state.runs:
+        raise ConfigError(
+            f"mesh {state.name} runs already, at {state.url} (process {state.pid}); end it with "
+            f"`rankmesh down --name {state.name}`, or give another --name and --port",
+            field="name", value=state.name,
+        )  # fmt: skip
+
+
+def _claimed(folders: MeshFolders) -> NameClaim:
+    claim = NameClaim.take(folders.claim)
+    if claim is None:
+        raise ConfigError(
+            f"mesh {folders.root.name} is just being started or ended by another process; try again, or give another "
+            "--name and --port",
+            field="name", value=folders.root.name,
+        )  # fmt: skip
+    return claim
+
+
+def _spawn(request: OwnRequest, folders: MeshFolders, claim: NameClaim) -> subprocess.Popen[bytes]:
+    """Start the owner in a process group of its own, its output in the mesh's log, with the claim on its name."""
+    # A file without a name: the store's URL in it may hold a password, and no other start can take it for its own.
+    with folders.log.open("ab") as log, tempfile.TemporaryFile(dir=folders.root) as asked:
+        asked.write(request.model_dump_json().encode())
+        asked.flush()
         return subprocess.Popen(
-            [sys.executable, "-m", "cluster.owner", str(path)],
+            [sys.executable, "-m", "cluster.owner", str(asked.fileno()), str(claim.fileno())],
+            pass_fds=(asked.fileno(), claim.fileno()),
             stdin=subprocess.PIPE if request.attached else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -317,7 +345,10 @@ def _with_absolute_weights(config: MeshConfig) -> MeshConfig:
 def _sweep(state: MeshState, folders: MeshFolders) -> list[Process]:
     """End every process of an earlier start; returns what would not end."""
     left = end_members(state.mesh_id, SystemClock(), GRACE_S)
-    shutil.rmtree(folders.short, ignore_errors=True)
+    claim = NameClaim.take(folders.claim)
+    if claim is not None:  # else the name is another start's by now, and the folder too
+        shutil.rmtree(folders.short, ignore_errors=True)
+        claim.release()
     return left
 
 

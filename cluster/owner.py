@@ -1,4 +1,4 @@
-"""The process that owns one running mesh: ``python -m cluster.owner REQUEST.json``, started by ``cluster.local``.
+"""The process that owns one running mesh: ``python -m cluster.owner REQUEST CLAIM``, started by ``cluster.local``.
 
 It starts the store, Ray and the stations, keeps the store alive, and ends everything when it is told to, when the
 process it is attached to ends, or when it fails. A process of its own in both modes: the one who asked stays free of
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from cluster.claims import NameClaim, PortClaim
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders, ray_environment
 from cluster.front_door import pem_bundle
@@ -87,6 +88,7 @@ class Owner:
         self._store: EmbeddedStore | None = None
         self._node: Node | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._ports = PortClaim()
         self._state = first_state(self._config, request.mesh_id, os.getpid(), self._clock.now_s())
 
     def run(self) -> int:
@@ -114,6 +116,7 @@ class Owner:
         self._guardian = _start_guardian(self._request.mesh_id)
         self._say("starting", "looking around")
         try:
+            self._ports.take(self._state.ports)  # also against a mesh that starts now and listens nowhere yet
             check_ports(self._config, self._request.var_dir)
         except ConfigError:
             self._state = self._state.model_copy(update={"ports": ()})  # they are somebody else's, and will stay open
@@ -258,6 +261,7 @@ class Owner:
         left = end_members(self._request.mesh_id, self._clock, 0, guardian)
         shutil.rmtree(self._folders.short, ignore_errors=True)
         self._folders.auth_token.unlink(missing_ok=True)
+        self._ports.release()
         self._logger.info("mesh_ended", failure=failure, left=[process.pid for process in left])
         if failure:
             self._say("failed", failure)
@@ -284,14 +288,16 @@ def _start_guardian(mesh_id: str) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the mesh that a request file describes; the file is removed once read.
+    """Run the mesh that a request describes.
 
     Args:
-        arguments: The file.
+        arguments: Descriptors that this process was started with: of the request, and of the claim on the name.
     """
-    path = Path(arguments[0])
-    request = OwnRequest.model_validate_json(path.read_bytes())
-    path.unlink()
+    request_file, claim = map(int, arguments)
+    NameClaim.inherited(claim)  # held until this process ends
+    with os.fdopen(request_file, "rb") as file:
+        file.seek(0)
+        request = OwnRequest.model_validate_json(file.read())
     return Owner(request).run()
 
 

@@ -45,14 +45,18 @@ class Process:
     Args:
         pid: Process id.
         started_ticks: Start, in the system's ticks since boot.
+        mesh_id: Mesh whose id it must carry to be taken for it; empty: it need not. What a file says is no proof.
     """
 
     pid: int
     started_ticks: int
+    mesh_id: str = ""
 
     def is_alive(self) -> bool:
         """Return whether it still runs; one that has ended and waits for its parent to notice does not."""
-        return started_ticks(self.pid) == self.started_ticks
+        if started_ticks(self.pid) != self.started_ticks:
+            return False
+        return not self.mesh_id or _mark(self.mesh_id) in _variables(Path(f"/proc/{self.pid}"))
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal if it still runs."""
@@ -76,7 +80,7 @@ def started_ticks(pid: int) -> int | None:
 
 def members(mesh_id: str, besides: Iterable[int] = ()) -> list[Process]:
     """Return the running processes of a mesh, this one and those of ``besides`` left out."""
-    wanted = f"{MESH_VARIABLE}={mesh_id}".encode()
+    wanted = _mark(mesh_id)
     skipped = {os.getpid(), *besides}
     found = []
     for entry in Path("/proc").iterdir():
@@ -86,6 +90,10 @@ def members(mesh_id: str, besides: Iterable[int] = ()) -> list[Process]:
         if ticks is not None:
             found.append(Process(int(entry.name), ticks))
     return found
+
+
+def _mark(mesh_id: str) -> bytes:
+    return f"{MESH_VARIABLE}={mesh_id}".encode()
 
 
 def _variables(process: Path) -> list[bytes]:

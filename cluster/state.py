@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.config import MeshConfig
 from cluster.environment import Ports
@@ -39,7 +39,7 @@ class MeshState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    mesh_id: str
+    mesh_id: str = Field(min_length=1)
     phase: Phase
     doing: str
     pid: int
@@ -55,8 +55,8 @@ class MeshState(BaseModel):
 
     @property
     def owner(self) -> Process:
-        """The process that owns it."""
-        return Process(self.pid, self.started_ticks)
+        """The process that owns it: number, start and mesh id must all agree."""
+        return Process(self.pid, self.started_ticks, self.mesh_id)
 
     @property
     def runs(self) -> bool:

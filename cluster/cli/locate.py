@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.cli.group import usage_error
 from cluster.cli.options import DEFAULT_NAME
+from cluster.environment import MeshFolders
 from cluster.state import read_state
 from shared.errors import StageUnavailableError
 from shared.settings import load_settings
@@ -20,7 +21,7 @@ def mesh_url(name: str, port: int | None, url: str | None) -> str:
     """
     if url is not None:
         return url
-    state = read_state(load_settings().var_dir / name / "mesh.json")
+    state = read_state(MeshFolders.of(load_settings().var_dir, name).state)
     found = None if state is None or not state.runs else state.url
     if port is not None:
         at_port = f"http://{HOST}:{port}"

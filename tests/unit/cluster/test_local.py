@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import subprocess
@@ -11,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from cluster.claims import NameClaim
 from cluster.config import MeshConfig
 from cluster.environment import MeshFolders
 from cluster.local import Mesh, log_end
-from cluster.processes import MESH_VARIABLE, members
-from cluster.state import MeshState, first_state
+from cluster.processes import MESH_VARIABLE, members, started_ticks
+from cluster.state import MeshState, first_state, read_state
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.settings import child_environment
+from tests.helpers.mesh_owner import owner_of
 
 CONFIG = MeshConfig.model_validate({"name": "unit", "http": {"port": 65_000, "ingress": "proxy"}})
 GONE_PID = 2**22 + 1
@@ -36,8 +37,15 @@ def test_there_is_none(tmp_path: Path) -> None:
     assert not Mesh.end("unit", tmp_path)
 
 
-def test_a_running_one_is_found(tmp_path: Path) -> None:
-    state = leave_state(tmp_path, "id", os.getpid())
+@pytest.fixture
+def owner() -> Iterator[int]:
+    """Yield the process id of an owner of mesh ``id``."""
+    with owner_of("id") as pid:
+        yield pid
+
+
+def test_a_running_one_is_found(tmp_path: Path, owner: int) -> None:
+    state = leave_state(tmp_path, "id", owner)
     found = Mesh.find("unit", tmp_path)
     assert found is not None
     assert (found.name, found.url, found.state) == ("unit", "http://127.0.0.1:65000", state)
@@ -48,10 +56,63 @@ def test_one_whose_owner_is_gone_is_not_running(tmp_path: Path) -> None:
     assert Mesh.find("unit", tmp_path) is None
 
 
-def test_a_name_is_started_once(tmp_path: Path) -> None:
-    leave_state(tmp_path, "id", os.getpid())
+def test_a_name_is_started_once(tmp_path: Path, owner: int) -> None:
+    leave_state(tmp_path, "id", owner)
     with pytest.raises(ConfigError, match="runs already"):
         Mesh.start(CONFIG, var_dir=tmp_path)
+
+
+def test_two_starts_of_a_name_at_once_do_not_touch_each_other(tmp_path: Path) -> None:
+    folders = MeshFolders.of(tmp_path, "unit")
+    first = NameClaim.take(folders.claim)
+    assert first is not None
+    with pytest.raises(ConfigError, match="mesh unit is just being started or ended by another process"):
+        Mesh.start(CONFIG, var_dir=tmp_path)
+    assert list(folders.root.iterdir()) == [folders.claim]
+    first.release()
+
+
+def test_the_state_of_another_start_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    theirs = leave_state(tmp_path, "theirs", GONE_PID)
+    child = subprocess.Popen(["false"])
+    child.wait()
+    mesh = Mesh(MeshFolders.of(tmp_path, "unit"), first_state(CONFIG, "ours", child.pid, 1.0), child)
+    with pytest.raises(StageUnavailableError, match="did not start"):
+        mesh._await_ready(1.0, None, 0)
+    assert mesh.state.mesh_id == "ours"
+    mesh.stop()
+    assert read_state(mesh.folders.state) == theirs
+
+
+def test_what_another_start_keeps_is_not_removed(tmp_path: Path) -> None:
+    state = leave_state(tmp_path, "id", GONE_PID)
+    folders = MeshFolders.of(tmp_path, "unit")
+    folders.short.mkdir()
+    claim = NameClaim.take(folders.claim)
+    assert claim is not None
+    try:
+        Mesh(folders, state).stop()
+        assert folders.short.exists()
+    finally:
+        claim.release()
+    Mesh(folders, state).stop()
+    assert not folders.short.exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "A"])
+def test_a_name_that_leads_elsewhere_finds_and_ends_nothing(tmp_path: Path, name: str) -> None:
+    for verb in (Mesh.find, Mesh.end):
+        with pytest.raises(ConfigError, match="the name of a mesh must be"):
+            verb(name, tmp_path)
+
+
+def test_a_process_that_is_not_of_the_mesh_is_not_ended(tmp_path: Path) -> None:
+    """Number and start are right, as anybody can read them; the id of the mesh is not in it."""
+    with owner_of("another") as foreign:
+        leave_state(tmp_path, "id", foreign)
+        assert Mesh.find("unit", tmp_path) is None
+        assert not Mesh.end("unit", tmp_path)
+        assert started_ticks(foreign) is not None
 
 
 def test_what_a_killed_owner_left_is_ended(tmp_path: Path) -> None:
@@ -93,20 +154,20 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mesh_that_has_the_port_is_named(tmp_path: Path, taken: MeshConfig) -> None:
+def test_a_mesh_that_has_the_port_is_named(tmp_path: Path, taken: MeshConfig, owner: int) -> None:
     folders = MeshFolders.of(tmp_path, "other")
     folders.root.mkdir(parents=True)
     other = taken.model_copy(update={"name": "other"})
-    first_state(other, "id", os.getpid(), 1.0).write(folders.state)
+    first_state(other, "id", owner, 1.0).write(folders.state)
     with pytest.raises(ConfigError, match="is taken by mesh other; mesh unit needs"):
         Mesh.prepare(taken, tmp_path)
 
 
-def test_a_configuration_that_cannot_start_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_start_is_refused_at_once(tmp_path: Path, owner: int) -> None:
     wide = CONFIG.model_copy(update={"http": CONFIG.http.model_copy(update={"host": "0.0.0.0"})})
     with pytest.raises(ConfigError, match="bearer tokens"):
         Mesh.prepare(wide, tmp_path)
-    leave_state(tmp_path, "id", os.getpid())
+    leave_state(tmp_path, "id", owner)
     with pytest.raises(ConfigError, match=r"runs already, at http://127.0.0.1:65000.*rankmesh down --name unit"):
         Mesh.prepare(CONFIG, tmp_path)
 

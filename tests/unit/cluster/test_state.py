@@ -9,6 +9,7 @@ import pytest
 
 from cluster.config import MeshConfig
 from cluster.state import MeshState, first_state, read_state
+from tests.helpers.mesh_owner import owner_of
 
 
 def state(pid: int | None = None) -> MeshState:
@@ -32,14 +33,22 @@ def test_what_cannot_be_read_is_nothing(content: str, tmp_path: Path) -> None:
 
 
 def test_it_runs_while_its_owner_lives() -> None:
-    running = state()
+    with owner_of("id") as pid:
+        running = state(pid)
+        check_running(running)
+    assert not running.runs
+
+
+def check_running(running: MeshState) -> None:
     assert running.runs
     assert not running.model_copy(update={"started_ticks": running.started_ticks + 1}).runs
     assert not running.model_copy(update={"phase": "failed"}).runs
 
 
 def test_the_owner_is_known_by_number_and_start() -> None:
-    running = state()
-    assert running.owner.pid == os.getpid()
-    assert running.owner.is_alive()
+    with owner_of("id") as pid:
+        running = state(pid)
+        assert running.owner.pid == pid
+        assert running.owner.is_alive()
+        assert not running.model_copy(update={"mesh_id": "another"}).owner.is_alive()
     assert not state(pid=2**22 + 1).runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,19 @@ from cluster.cli.locate import mesh_url
 from cluster.config import MeshConfig
 from cluster.state import first_state
 from shared.errors import StageUnavailableError
+from tests.helpers.mesh_owner import owner_of
 
 
 @pytest.fixture
-def meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have a mesh ``rankmesh`` at 8341 and a mesh ``b`` at 8461."""
     monkeypatch.setenv("RANKMESH_VAR_DIR", str(tmp_path))
-    for name, port in (("rankmesh", 8_341), ("b", 8_461)):
-        (tmp_path / name).mkdir()
-        config = MeshConfig.model_validate({"name": name, "http": {"port": port}})
-        first_state(config, "id", os.getpid(), 1.0).write(tmp_path / name / "mesh.json")
+    with owner_of("id") as pid:
+        for name, port in (("rankmesh", 8_341), ("b", 8_461)):
+            (tmp_path / name).mkdir()
+            config = MeshConfig.model_validate({"name": name, "http": {"port": port}})
+            first_state(config, "id", pid, 1.0).write(tmp_path / name / "mesh.json")
+        yield
 
 
 @pytest.mark.usefixtures("meshes")
