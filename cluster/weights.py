@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,30 @@ def find_trained(store: WeightStore, config: TrainConfig) -> Choice | None:
         ):
             return Choice(version, metrics, is_new=False)
     return None
+
+
+@contextmanager
+def one_trainer(var_dir: Path, config: TrainConfig, on_wait: Callable[[], object]) -> Iterator[bool]:
+    """Run the body while nobody else on this machine trains with this configuration; yield whether that took waiting.
+
+    The kernel lets go of the lock with the process, however it ends.
+
+    Args:
+        var_dir: Folder of run-time files.
+        config: The training run.
+        on_wait: Called once when somebody else is at it, before waiting.
+    """
+    folder = var_dir / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"train-{config.digest()}").open("a") as file:
+        waited = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield waited
 
 
 def _trained_by(metrics: dict[str, Any]) -> TrainConfig | None:

@@ -18,11 +18,13 @@ from models.heads import CLICK, CONVERSION, probabilities
 from models.layers.layout import CandidateLayout
 from models.ranker import RequestTensors
 from models.source import WeightSource
+from shared.clock import Clock, SystemClock
 from shared.config import Config
 from training.config import TrainConfig
 from training.data import Dataset, HistoryMode, HistoryReader, Rows, load_dataset, request_batches
 from training.metrics import Metrics
 from training.model import TrainedModel
+from training.progress import RowsProgress
 
 SplitName: TypeAlias = Literal["train", "valid", "test"]
 
@@ -30,6 +32,7 @@ Predictions: TypeAlias = dict[int, npt.NDArray[np.float32]]
 """depth, 0 for the first pass -> logits float32 [N, O] of N rows, before calibration."""
 
 _BATCH_ROWS = 4096
+_MODES: tuple[HistoryMode, ...] = ("pub", "strict")
 
 
 class Evaluation(Config):
@@ -49,8 +52,14 @@ class Evaluation(Config):
 
 
 @torch.inference_mode()
-def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: HistoryMode) -> Predictions:
-    """Score rows at every depth, without speculative embeddings, in their order."""
+def predict(
+    model: TrainedModel,
+    dataset: Dataset,
+    rows: Rows,
+    history_mode: HistoryMode,
+    progress: RowsProgress | None = None,
+) -> Predictions:
+    """Score rows at every depth, without speculative embeddings, in their order; ``progress`` is told of them."""
     ranker = model.ranker
     reader = HistoryReader(dataset.log, ranker.config.history_length, history_mode, align="right")
     parts: dict[int, list[npt.NDArray[np.float32]]] = {depth: [] for depth in ranker.config.depths}
@@ -63,6 +72,8 @@ def predict(model: TrainedModel, dataset: Dataset, rows: Rows, history_mode: His
         logits[0] = ranker.network.first_pass(state, pooled, candidates.counters, layout)
         for depth, values in logits.items():
             parts[depth].append(values.numpy())
+        if progress is not None:
+            progress.add(batch.num_candidates)
     nothing = np.zeros((0, len(OBJECTIVES)), np.float32)
     return {depth: np.concatenate([nothing, *found]) for depth, found in parts.items()}
 
@@ -79,27 +90,44 @@ def evaluate(
     return _measure(model, rows, predict(model, dataset, rows, history_mode), split, history_mode, tier)
 
 
-def evaluate_all(model: TrainedModel, dataset: Dataset) -> list[Evaluation]:
-    """Measure every tier, the deepest first, on the test rows, as published and as served."""
+def evaluate_all(model: TrainedModel, dataset: Dataset, progress: RowsProgress | None = None) -> list[Evaluation]:
+    """Measure every tier, the deepest first, on the test rows, as published and as served.
+
+    Args:
+        model: What is measured.
+        dataset: Its data.
+        progress: Is told of rows; both passes over the test rows count.
+    """
     config = model.ranker.config
     tiers = sorted(config.tiers, key=config.depth, reverse=True)
-    modes: tuple[HistoryMode, ...] = ("pub", "strict")
     evaluations = []
-    for mode in modes:
-        predictions = predict(model, dataset, dataset.split.test, mode)
+    for mode in _MODES:
+        predictions = predict(model, dataset, dataset.split.test, mode, progress)
         evaluations += [_measure(model, dataset.split.test, predictions, "test", mode, tier) for tier in tiers]
     return evaluations
 
 
-def evaluate_version(reader: WeightSource, data_dir: Path, console: Console) -> list[Evaluation]:
+def evaluate_version(
+    reader: WeightSource, data_dir: Path, console: Console, progress_console: Console, clock: Clock | None = None
+) -> list[Evaluation]:
     """Measure a published version on the data that it was trained on, and show the table.
+
+    Args:
+        reader: The version.
+        data_dir: Folder of fetched data.
+        console: Where the table is shown.
+        progress_console: Where it is told how far the passes are.
+        clock: Measures them.
 
     Raises:
         DataUnavailableError: the data cannot be had.
         WeightsError: the weights do not fit their model.
     """
     dataset = dataset_of(reader, data_dir)
-    evaluations = evaluate_all(TrainedModel.from_weights(reader, dataset), dataset)
+    model = TrainedModel.from_weights(reader, dataset)
+    rows_total = len(_MODES) * len(dataset.split.test)
+    with RowsProgress(progress_console, clock or SystemClock(), "evaluate", rows_total) as progress:
+        evaluations = evaluate_all(model, dataset, progress)
     show_evaluations(evaluations, console, f"{reader.version}: {dataset.name}")
     console.print(dataset.provenance, style="dim")
     return evaluations

@@ -56,7 +56,7 @@ class RichProgress:
         self._next_line = 1
         self._begin_s = clock.monotonic_s()
         self._loss = self._rate = 0.0
-        self._weight = 0.0
+        self._weight = self._share = 0.0
         self._bar = Progress(
             TextColumn("[bold]train[/bold]"),
             BarColumn(),
@@ -77,11 +77,14 @@ class RichProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the bar as it is."""
+        """Leave the bar as it is; say how far it was when Ctrl-C ended it."""
         self._bar.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._console.print(f"training was stopped at {self._share:.0%}")
 
     def step(self, report: StepReport) -> None:
         """Take note of a step."""
+        self._share = report.rows_done / report.rows_total
         keep = _SMOOTHING
         self._loss = keep * self._loss + (1 - keep) * report.click_loss
         self._rate = keep * self._rate + (1 - keep) * report.click_rate
@@ -94,8 +97,53 @@ class RichProgress:
         self._bar.update(self._task, completed=report.rows_done, speed=speed, loss=loss, ne=ne)
         if not self._console.is_terminal and report.rows_done * self._lines >= self._next_line * report.rows_total:
             self._next_line = report.rows_done * self._lines // report.rows_total + 1
-            share = report.rows_done / report.rows_total
-            self._console.print(f"train {share:4.0%}  {speed:,.0f} rows/s  loss {loss:.4f}  NE {ne:.4f}")
+            self._console.print(f"train {self._share:4.0%}  {speed:,.0f} rows/s  loss {loss:.4f}  NE {ne:.4f}")
+
+
+class RowsProgress:
+    """How far a pass over rows is: a bar that goes on a terminal, a line now and then elsewhere.
+
+    Args:
+        console: Where to.
+        clock: Measures the rate.
+        what: One word.
+        rows_total: Rows of the pass.
+        lines: Lines that a console which is no terminal gets.
+    """
+
+    def __init__(self, console: Console, clock: Clock, what: str, rows_total: int, lines: int = 10) -> None:
+        self._console = console
+        self._clock = clock
+        self._what = what
+        self._rows_total = rows_total
+        self._lines = lines
+        self._rows_done = 0
+        self._next_line = 1
+        self._begin_s = clock.monotonic_s()
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task(what, total=rows_total)
+
+    def __enter__(self) -> Self:
+        """Draw the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def add(self, num_rows: int) -> None:
+        """Take note of rows that are done."""
+        self._rows_done += num_rows
+        self._bar.update(self._task, completed=self._rows_done)
+        if not self._console.is_terminal and self._rows_done * self._lines >= self._next_line * self._rows_total:
+            self._next_line = self._rows_done * self._lines // self._rows_total + 1
+            left_s = (self._clock.monotonic_s() - self._begin_s) * (self._rows_total / self._rows_done - 1)
+            share = self._rows_done / self._rows_total
+            self._console.print(f"{self._what} {share:4.0%}  {self._rows_done:,} rows, {left_s:.0f} s left")
 
 
 def entropy(rate: float) -> float:

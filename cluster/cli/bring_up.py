@@ -13,7 +13,7 @@ from cluster.config import DEFAULT_PATH, MeshConfig, load_mesh
 from cluster.histories import HistorySource
 from cluster.loading import HistoryRequest
 from cluster.local import Mesh
-from cluster.weights import QUICK_CONFIG, Choice, find_trained, weights_url
+from cluster.weights import QUICK_CONFIG, Choice, find_trained, one_trainer, weights_url
 from services.ingress.directory import ModelsBody
 from shared.errors import RankMeshError
 from shared.settings import Settings, load_settings
@@ -124,10 +124,22 @@ def _weights(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
     if plan.mesh.weights.version != "latest":
         version = plan.mesh.weights.version
         return Choice(version, store.open(version).json("metrics"), is_new=False)
+    if (found := _trained(plan, store, steps)) is not None:
+        return found
+    told = f"another process trains with {plan.train_path}; waiting, to use what it publishes"
+    with one_trainer(plan.settings.var_dir, plan.train, lambda: steps.note(told)) as waited:
+        found = _trained(plan, store, steps) if waited else None
+        return found or _train(plan, store, steps)
+
+
+def _trained(plan: Plan, store: WeightStore, steps: Steps) -> Choice | None:
     with steps.step("model", "looking for trained weights") as step:
         found = find_trained(store, plan.train)
-        step.done(in_words(found) if found else f"none yet of {plan.train_path}")
-    return found or _train(plan, store, steps)
+        if found is None:
+            step.absent(f"none yet of {plan.train_path}")
+        else:
+            step.done(in_words(found))
+    return found
 
 
 def _train(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
@@ -149,9 +161,13 @@ def _train(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
     with steps.step("train", f"{plan.train_path}, once; later runs use it again", spinner=False) as step:
         from training.loop import train_and_publish
 
-        version = train_and_publish(
-            plan.train_path, plan.settings.data_dir, weights_url(plan.mesh, plan.settings.var_dir), steps.console
-        )
+        try:
+            version = train_and_publish(
+                plan.train_path, plan.settings.data_dir, weights_url(plan.mesh, plan.settings.var_dir), steps.console
+            )
+        except KeyboardInterrupt:
+            steps.note("stopped, nothing published")
+            raise
         choice = Choice(version, store.open(version).json("metrics"), is_new=True)
         step.done(in_words(choice))
     with steps.step("kernels", "searching the fastest execution of this model on this machine") as step:

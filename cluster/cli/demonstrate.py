@@ -13,7 +13,7 @@ from cluster.cli.answer_view import show
 from cluster.cli.bars import milliseconds
 from cluster.cli.catalogue import Catalogue, Sample
 from cluster.cli.client import Client
-from cluster.cli.options import DEFAULT_NAME
+from cluster.cli.options import DEFAULT_NAME, own_command
 from cluster.cli.rank import Query
 from cluster.cli.steps import Steps
 from shared.hashing import canonical_id
@@ -136,14 +136,15 @@ def direct(
 ) -> None:
     """Print where the mesh serves, how to ask it and how to end it; each line can be copied whole."""
     of_name = "" if name == DEFAULT_NAME else f" --name {name}"
+    called = own_command()
     user = 1 if user_id is None else user_id
     body = f'{{"user_id": {user}, "candidates": [1, 2, 260, 1196]}}'
     lines = {
         "page": f"{url}/",
-        "ask": f"rankmesh rank --user {user}{of_name}",
+        "ask": f"{called} rank --user {user}{of_name}",
         "or": f"curl -s {url}/v1/rank -H 'content-type: application/json' -d '{body}'",
-        "watch": f"rankmesh status{of_name}",
-        "end": f"rankmesh down{of_name}" if detached else "Ctrl-C",
+        "watch": f"{called} status{of_name}",
+        "end": f"{called} down{of_name}" if detached else "Ctrl-C",
     }
     console.print()
     console.print(Text.assemble(("Serving", "bold green"), f" after {elapsed_s:.0f} s"))

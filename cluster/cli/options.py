@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -107,6 +111,16 @@ AtOption: TypeAlias = Annotated[
         "--at", help="Time: seconds since the epoch or ISO 8601 (UTC unless it says otherwise).", show_default=False
     ),
 ]
+
+
+def own_command() -> str:
+    """Return how this command is called from here: by name where the shell finds it, else by its path."""
+    own = Path(sys.executable).parent / "rankmesh"
+    found = shutil.which("rankmesh")
+    if found is not None and os.path.realpath(found) == os.path.realpath(own):
+        return "rankmesh"
+    here = Path.cwd()
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
 def parse_time(text: str | None, option: str = "--at") -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,6 +32,7 @@ class Step:
     def __init__(self, name: str) -> None:
         self.name = name
         self.result = ""
+        self.found = True
         self._tell: Callable[[str], None] | None = None
 
     def doing(self, words: str) -> None:
@@ -45,6 +47,10 @@ class Step:
     def done(self, result: str) -> None:
         """Say what came of it, in a few words."""
         self.result = result
+
+    def absent(self, result: str) -> None:
+        """Say that there was nothing to be had: no failure, and nothing to tick off."""
+        self.result, self.found = result, False
 
 
 class Steps:
@@ -86,7 +92,8 @@ class Steps:
         except BaseException:
             self._line("✗", "bold red", name, doing, self._clock.monotonic_s() - began_s)
             raise
-        self._line("✓", "bold green", name, step.result, self._clock.monotonic_s() - began_s)
+        sign, style = ("✓", "bold green") if step.found else ("·", "bright_black")
+        self._line(sign, style, name, step.result, self._clock.monotonic_s() - began_s)
 
     def pause(self, duration_s: float) -> None:
         """Wait; for polling inside a step."""
@@ -94,7 +101,8 @@ class Steps:
 
     def note(self, words: str) -> None:
         """Print something that a person should know, below the step that it belongs to."""
-        self.console.print(Text(f"  {words}", style="yellow"), highlight=False)
+        for line in _wrapped(words, self.console.width - 2):
+            self.console.print(Text(f"  {line}", style="yellow"), highlight=False, soft_wrap=True)
 
     @contextmanager
     def _spinner(self, step: Step, doing: str) -> Iterator[None]:
@@ -105,13 +113,18 @@ class Steps:
             yield
 
     def _line(self, sign: str, style: str, name: str, words: str, seconds: float | None) -> None:
-        took = "" if seconds is None else f"{seconds:.1f} s"
         room = max(self.console.width - _NAME_WIDTH - 12, 20)
-        line = Text.assemble(
-            (sign, style),
-            " ",
-            (f"{name:<{_NAME_WIDTH}}", "bold"),
-            (f"{words:<{room}} ", ""),
-            (f"{took:>8}", "bright_black"),
-        )
-        self.console.print(line, soft_wrap=True, highlight=False)
+        first, *rest = _wrapped(words, room)
+        parts: list[str | tuple[str, str]] = [(sign, style), " ", (f"{name:<{_NAME_WIDTH}}", "bold")]
+        if seconds is None:
+            parts.append(first)
+        else:
+            parts += [f"{first:<{room}} ", (f"{f'{seconds:.1f} s':>8}", "bright_black")]
+        self.console.print(Text.assemble(*parts), soft_wrap=True, highlight=False)
+        for line in rest:
+            self.console.print(Text(" " * (_NAME_WIDTH + 2) + line), soft_wrap=True, highlight=False)
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """Return lines of at most so many columns; a path or a version is never broken."""
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -24,15 +24,23 @@ def train(
     """Train a model in time order, measure it on the held-out period and publish it to the weight store."""
     from rich.console import Console
 
-    from cluster.weights import FULL_CONFIG, QUICK_CONFIG
+    from cluster.weights import FULL_CONFIG, QUICK_CONFIG, one_trainer
     from shared.settings import load_settings
+    from training.config import load_train_config
     from training.loop import train_and_publish
 
     if full and config is not None:
         raise usage_error("give --full or --train, not both", "--full")
     settings = load_settings()
     path = config or (FULL_CONFIG if full else QUICK_CONFIG)
-    train_and_publish(path, settings.data_dir, _store_url(store), Console(highlight=False))
+    console = Console(highlight=False)
+    told = "another process trains with this configuration; waiting for its end"
+    try:
+        with one_trainer(settings.var_dir, load_train_config(path), lambda: console.print(told)):
+            train_and_publish(path, settings.data_dir, _store_url(store), console)
+    except KeyboardInterrupt:
+        console.print("stopped, nothing published")
+        raise
 
 
 @app.command()
@@ -52,7 +60,8 @@ def evaluate(
 
     weights = WeightStore(_store_url(store))
     reader = weights.open(version or weights.latest())
-    evaluations = evaluate_version(reader, load_settings().data_dir, Console(highlight=False, stderr=as_json))
+    table, progress = Console(highlight=False, stderr=as_json), Console(highlight=False, stderr=True)
+    evaluations = evaluate_version(reader, load_settings().data_dir, table, progress)
     if as_json:
         for evaluation in evaluations:
             sys.stdout.write(evaluation.model_dump_json() + "\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 from cluster.config import MeshConfig, WeightsConfig
-from cluster.weights import Choice, find_trained, weights_url
+from cluster.weights import Choice, find_trained, one_trainer, weights_url
 from models.config import WEIGHTS_FORMAT
 from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
@@ -80,3 +83,37 @@ def test_weights_lie_among_the_run_time_files_unless_told(tmp_path: Path) -> Non
     assert weights_url(MeshConfig(), tmp_path) == str(tmp_path / "weights")
     elsewhere = MeshConfig(weights=WeightsConfig(url="s3://bucket/weights"))
     assert weights_url(elsewhere, tmp_path) == "s3://bucket/weights"
+
+
+def test_a_second_run_of_the_same_configuration_waits_for_the_first(tmp_path: Path) -> None:
+    told: list[bool] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        with one_trainer(tmp_path, QUICK, waits.set) as waited:
+            told.append(waited)
+
+    with one_trainer(tmp_path, QUICK, waits.set) as waited:
+        assert not waited
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(10)
+        assert told == []
+        with one_trainer(tmp_path, TrainConfig(name="another"), waits.set) as other_waited:
+            assert not other_waited
+    thread.join(10)
+    assert told == [True]
+
+
+def test_a_trainer_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+    program = (
+        "import fcntl, pathlib, sys, time; file = pathlib.Path(sys.argv[1]).open('a');"
+        "fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
+    )
+    with one_trainer(tmp_path, QUICK, lambda: None):
+        lock = next((tmp_path / "locks").iterdir())
+    with subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with one_trainer(tmp_path, QUICK, child.kill) as waited:
+            assert waited

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from rich.console import Console
 from cluster.cli.catalogue import Catalogue
 from cluster.cli.client import Client
 from cluster.cli.demonstrate import Summary, demonstrate, direct, next_places
+from cluster.cli.options import own_command
 from cluster.cli.steps import Steps
 from shared.schema.api import RankRequest
 from tests.helpers.mesh_answers import answer, catalogue, response
@@ -99,14 +102,23 @@ def test_weights_without_samples_show_nothing_and_say_so() -> None:
     assert "no sample requests" in shown(steps)
 
 
-@pytest.mark.parametrize(
-    ("name", "detached", "end"), [("rankmesh", False, "Ctrl-C"), ("b", True, "rankmesh down --name b")]
-)
-def test_directions_can_be_copied_whole(name: str, detached: bool, end: str) -> None:
+@pytest.mark.parametrize(("name", "detached", "end"), [("rankmesh", False, None), ("b", True, "down --name b")])
+def test_directions_can_be_copied_whole(name: str, detached: bool, end: str | None) -> None:
     steps = new_steps()
     direct(steps.console, "http://127.0.0.1:8341", 6040, name, 12.3, detached=detached)
     text = shown(steps)
-    assert f"end    {end}" in text.splitlines()
+    assert f"end    {f'{own_command()} {end}' if end else 'Ctrl-C'}" in text.splitlines()
     command = next(line for line in text.splitlines() if "curl" in line)
     body = shlex.split(command)[-1]
     assert RankRequest.model_validate(json.loads(body)).user_id == 6040
+
+
+def test_the_command_is_one_that_this_shell_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(own.parents[1])
+    assert own_command() == f"{own.parent.name}/bin/rankmesh"
+    monkeypatch.chdir("/")
+    assert (Path("/") / own_command()).parent == own
+    monkeypatch.setenv("PATH", str(own))
+    assert own_command() == "rankmesh"

@@ -45,6 +45,27 @@ def test_a_step_ends_with_its_result_and_its_seconds() -> None:
     assert max(map(len, shown(console))) <= 80
 
 
+def test_an_absence_is_not_ticked_off() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with Steps(console, Watch()).step("model", "looking") as step:
+        step.absent("none yet")
+    assert shown(console)[-1].split() == ["·", "model", "none", "yet", "0.0", "s"]
+
+
+def test_a_file_gets_no_trailing_spaces_and_no_line_over_its_width() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    steps = Steps(console, Watch())
+    long = "20261129-201233-9f31c2aa, reused; " + "words and more words " * 6
+    with steps.step("model", "looking") as step:
+        step.done(long)
+    steps.note(long)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    lines = file.getvalue().splitlines()
+    assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
+    assert " ".join(" ".join(lines[1:4]).replace("✓ model", "").replace("0.0 s", "").split()) == long.strip()
+
+
 def test_a_step_that_fails_says_so_and_passes_the_error_on() -> None:
     console = Console(file=io.StringIO(), width=80)
     with pytest.raises(ValueError, match="no"), Steps(console, Watch()).step("mesh", "starting"):
