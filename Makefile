@@ -10,6 +10,8 @@ SHELL := /bin/bash
 # Order is part of what targets mean here (cheap checks first), whatever MAKEFLAGS says.
 .NOTPARALLEL:
 
+# Whether somebody has asked for a certain one; .venv must then be of it.
+PYTHON_ASKED := $(filter-out undefined default,$(origin PYTHON))
 PYTHON ?= python3.11
 VARIANT ?= cpu
 PIP_ARGS ?=
@@ -61,7 +63,7 @@ help: ## Print this help
 
 .PHONY: setup
 setup: $(RUN_STAMP) $(PACKAGE_STAMP) $(NATIVE_STAMP) ## Create .venv with what a mesh needs
-	@:
+	@$(if $(PYTHON_ASKED),scripts/setup.sh check,:)
 
 .PHONY: setup-dev
 setup-dev: setup $(DEV_STAMP) ## The same, with linters and test tools

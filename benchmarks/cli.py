@@ -5,6 +5,7 @@ With ``json_lines`` standard output holds JSON rows and nothing else; everything
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from benchmarks.record import RESULTS_DIR, RunContext, append_rows, read_rows
 from benchmarks.registry import BENCHMARKS, BenchmarkOptions, load
 from benchmarks.report import comparison_table, names_table, rows_table, verdict_table
 from shared.clock import SystemClock
+
+_PIPE_WIDTH = 160
+"""Columns of output that is read by another program, unless COLUMNS says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def bench(
                 )
             )
         else:
-            Console().print(names_table())
+            _console().print(names_table())
         return 0
     run = load(name)
     context = RunContext.capture(options.seed, SystemClock())
@@ -74,7 +78,7 @@ def bench(
     if json_lines:
         _print_json(*(row.model_dump() for row in rows))
     else:
-        console = Console()
+        console = _console()
         console.print(rows_table(rows, console.width))
     return 0
 
@@ -102,7 +106,7 @@ def compare(left: Path, right: Path, *, json_lines: bool = False) -> int:
             )
         )
     else:
-        Console().print(comparison_table(comparisons, left.name, right.name))
+        _console().print(comparison_table(comparisons, left, right))
     return 0
 
 
@@ -138,6 +142,12 @@ def verify(options: VerifyOptions, *, json_lines: bool = False) -> int:
     else:
         Console(highlight=False).print(verdict_table(verdict.document()))
     return 1 if verdict.wrong else 0
+
+
+def _console() -> Console:
+    """Return standard output: as wide as its terminal, and where it is none, wide enough that nothing is cut."""
+    console = Console()
+    return console if console.is_terminal else Console(width=shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns)
 
 
 def _bars(console: Console) -> Progress:

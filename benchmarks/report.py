@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.compare import Comparison
 from benchmarks.record import BenchmarkRow
@@ -54,32 +57,66 @@ def rows_table(rows: Sequence[BenchmarkRow], width: int = WIDE) -> Table:
 
 
 def names_table() -> Table:
-    """Return the registered benchmarks as a table."""
+    """Return the registered benchmarks as a table; metrics stand below, where the longest name has room."""
     table = Table(title="benchmarks", title_justify="left")
-    table.add_column("name", style="bold")
-    table.add_column("what it measures", overflow="fold")
-    table.add_column("metrics", style="dim", overflow="fold")
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("what it measures, and the metrics", overflow="fold")
     for name, entry in BENCHMARKS.items():
-        table.add_row(name, entry.summary, ", ".join(entry.metrics))
+        table.add_row(name, Text.assemble(entry.summary, "\n", (", ".join(entry.metrics), "dim")))
     return table
 
 
-def comparison_table(comparisons: Sequence[Comparison], left: str, right: str) -> Table:
-    """Return comparisons as a table; ``left`` and ``right`` name the two files."""
-    table = Table(title=f"{left} and {right}", title_justify="left")
+def comparison_table(comparisons: Sequence[Comparison], left: Path, right: Path) -> Table:
+    """Return comparisons as a table; figures of the same metric are told apart by the parameters that differ.
+
+    Args:
+        comparisons: The figures.
+        left: The first file.
+        right: The second file.
+    """
+    names = _apart(left, right)
+    table = Table(title=" and ".join(names), title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("benchmark", "metric"):
-        table.add_column(column, style="bold")
-    for column in ("unit", left, right, "ratio"):
-        table.add_column(column, justify="left" if column == "unit" else "right")
-    table.add_column("note", style="dim", overflow="fold")
-    for comparison in comparisons:
+        table.add_column(column, style="bold", overflow="fold")
+    for column in ("unit", *names, "ratio"):
+        table.add_column(column, justify="left" if column == "unit" else "right", overflow="fold")
+    has_note = any(_note(each) for each in comparisons)
+    if has_note:
+        table.add_column("note", style="dim", overflow="fold")
+    owns = _own_params(comparisons)
+    for comparison, own in zip(comparisons, owns, strict=True):
         either = comparison.left or comparison.right
         values = [number(row.value) if row else "-" for row in (comparison.left, comparison.right)]
         ratio = f"{comparison.ratio:.3f}" if comparison.ratio is not None else "-"
-        both = comparison.left is not None and comparison.right is not None
-        note = "different machines" if both and not comparison.same_device else ""
-        table.add_row(comparison.benchmark, comparison.metric, either.unit if either else "", *values, ratio, note)
+        metric = Text.assemble(comparison.metric, ("\n" + own if own else "", "not bold dim"))
+        note = [_note(comparison)] if has_note else []
+        table.add_row(comparison.benchmark, metric, either.unit if either else "", *values, ratio, *note)
     return table
+
+
+def _note(comparison: Comparison) -> str:
+    both = comparison.left is not None and comparison.right is not None
+    return "different machines" if both and not comparison.same_device else ""
+
+
+def _apart(left: Path, right: Path) -> tuple[str, str]:
+    """Return the shortest ends of two paths that differ; the same path twice is first and second."""
+    one, other = left.absolute().parts, right.absolute().parts
+    if one == other:
+        return f"first {left.name}", f"second {right.name}"
+    num = next(num for num in range(1, max(len(one), len(other)) + 1) if one[-num:] != other[-num:])
+    return str(Path(*one[-num:])), str(Path(*other[-num:]))
+
+
+def _own_params(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return for each figure the parameters in which it differs from others of its metric, in words."""
+    params = [set(json.loads(each.params).items()) for each in comparisons]
+    kinds = [(each.benchmark, each.metric) for each in comparisons]
+    common = {
+        kind: set.intersection(*(own for own, other in zip(params, kinds, strict=True) if other == kind))
+        for kind in kinds
+    }
+    return [_words(sorted(own - common[kind])) for own, kind in zip(params, kinds, strict=True)]
 
 
 def _words(params: Iterable[tuple[str, object]]) -> str:

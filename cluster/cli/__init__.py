@@ -25,6 +25,7 @@ from cluster.cli import (
     tables,
     train,
     tune,
+    weights,
 )
 from cluster.cli.group import VerbGroup
 
@@ -61,6 +62,7 @@ for module in (
     status,
     rank,
     train,
+    weights,
     publish,
     delta,
     rollout,

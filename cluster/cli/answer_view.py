@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -26,6 +27,14 @@ _BAR_CELLS = ((130, 10), (WIDE, 6), (0, 4))
 NUM_ROWS = 15
 _PLACE, _VALUE, _WORD, _GENRES = 4, 5, 5, 22
 _LEVEL_STYLES = {"exact": "bold cyan", "user": "", "none": "bright_black"}
+_TIER_WORDS = {
+    "default": "the best one, nothing speaks against it",
+    "exploration": "to learn from, as a small share of all requests",
+    "forced by the request": "as asked for",
+}
+_WORTH = re.compile(r"worth: (\S+) over \S+ .*; (\S+) takes ")
+"""How the router words a choice by worth; the best tier, and the chosen one."""
+
 _PASS_STYLES = {"full": "", "first": "bright_black"}
 
 
@@ -204,7 +213,7 @@ def verdict(response: RankResponse) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column()
-    table.add_row("tier", f"{response.tier} ({response.tier_reason})")
+    table.add_row("tier", f"{response.tier}: {tier_words(response.tier, response.tier_reason)}")
     table.add_row("weights", response.weights_version)
     table.add_row("history", f"{response.history_length} events read")
     table.add_row("speculative", f"{levels['exact']} exact, {levels['user']} user, {levels['none']} none")
@@ -221,25 +230,44 @@ def verdict(response: RankResponse) -> RenderableType:
     return table
 
 
+def tier_words(tier: str, reason: str) -> str:
+    """Say why a tier answered; the figures behind it are in ``tier_reason`` of the JSON answer.
+
+    Args:
+        tier: The tier that answered.
+        reason: ``tier_reason``, why the router chose the one that it chose.
+    """
+    if (worth := _WORTH.match(reason)) is None:
+        return _TIER_WORDS.get(reason, reason)
+    best, chosen = worth.groups()
+    if tier != chosen:
+        return f"in place of {chosen}, which the router had chosen"
+    if chosen == best:
+        return "what it adds for this user is worth its time now"
+    return f"what {best} would add for this user is not worth its time now"
+
+
 def waterfall(response: RankResponse, width: int) -> RenderableType:
     """Draw the stages on one time axis, the critical path emphasised, the total below."""
-    cells = max(min(width, 120) - 34, 20)
+    cells = max(min(width, 120) - 36, 20)
     end_ms = (
         max([response.total_ms, *(stage.start_ms + stage.duration_ms for stage in response.stages)], default=0.0) or 1.0
     )
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("critical", width=1)
     table.add_column("stage", no_wrap=True, max_width=18, overflow="ellipsis")
     table.add_column("bar", no_wrap=True, width=cells)
     table.add_column("time", justify="right", no_wrap=True)
     for stage in response.stages:
         style = "bold" if stage.critical else "bright_black"
         table.add_row(
+            "•" if stage.critical else "",
             Text(stage.name, style=style),
             span_bar(stage, end_ms, cells),
             Text(milliseconds(stage.duration_ms), style=style),
         )
-    table.add_row(Text("total", style="bold"), "", Text(milliseconds(response.total_ms), style="bold"))
-    note = Text("━ computing  ─ waiting and transport; bold: the critical path", style="bright_black")
+    table.add_row("", Text("total", style="bold"), "", Text(milliseconds(response.total_ms), style="bold"))
+    note = Text("━ computing  ─ waiting and transport; • on the critical path", style="bright_black")
     return Group(table, note)
 
 

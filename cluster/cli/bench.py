@@ -24,7 +24,7 @@ def _benchmarks(module: str) -> Any:
 @app.command()
 def bench(
     benchmark: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Benchmark; without one, list them.", show_default=False)
+        str | None, typer.Argument(help="Name of one; without it, list them.", show_default=False)
     ] = None,
     seed: SeedOption = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Few samples, a smoke test.")] = False,

@@ -21,9 +21,7 @@ def chaos() -> None:
 
 @app.command()
 def run(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)
-    ],
+    scenario: Annotated[Path, typer.Argument(help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the schedule: the same seed, the same faults.")] = 0,
     as_json: JsonOption = False,
 ) -> None:

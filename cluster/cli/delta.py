@@ -64,6 +64,8 @@ def delta(
     if as_json:
         for one in deltas:
             sys.stdout.write(json.dumps(_document(one)) + "\n")
+    elif not deltas:
+        Console(highlight=False).print(f"deltas of {base}: none so far")
     else:
         Console(highlight=False).print(_table(base, deltas))
 
@@ -84,13 +86,11 @@ def _document(delta: Delta) -> dict[str, object]:
 def _table(base: str, deltas: list[Delta]) -> object:
     from rich.table import Table
 
-    table = Table(title=f"deltas of {base}", title_justify="left", caption_justify="left")
+    table = Table(title=f"deltas of {base}", title_justify="left")
     for name in ("state", "created"):
         table.add_column(name, no_wrap=True)
     for name in ("rows", "tensors", "bytes"):
         table.add_column(name, justify="right")
     for one in deltas:
         table.add_row(one.stamp, one.created, f"{one.num_rows:,}", str(len(one.whole)), f"{len(one.payload):,}")
-    if not deltas:
-        table.caption = "none so far"
     return table

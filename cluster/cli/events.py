@@ -17,12 +17,14 @@ from cluster.cli.options import (
     NameOption,
     PortOption,
     UrlOption,
+    in_words,
     parse_id,
     parse_time,
 )
 
 if TYPE_CHECKING:
-    from shared.schema.api import Event
+    from cluster.cli.client import Client
+    from shared.schema.api import Event, EventsRequest, EventsResponse
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -88,7 +90,7 @@ def events(
     counts = {"appended": 0, "duplicates": 0, "expired": 0, "buffered": 0}
     with Client(mesh_url(name, port, url)) as client:
         for batch in _batches(found, BATCH):
-            answer = client.append(EventsRequest(events=batch))
+            answer = _append(client, EventsRequest(events=batch), at)
             for field in counts:
                 counts[field] += getattr(answer, field)
     if as_json:
@@ -102,6 +104,19 @@ def events(
     if counts["buffered"]:
         words.append(f"{counts['buffered']:,} kept in memory until the store is back")
     Console(highlight=False).print(", ".join(words))
+
+
+def _append(client: Client, batch: EventsRequest, at: str | None) -> EventsResponse:
+    """Append; a time that the mesh refuses is told as it was given."""
+    from shared.errors import InvalidRequestError
+
+    try:
+        return client.append(batch)
+    except InvalidRequestError as error:
+        limit = error.context.get("limit")
+        if at is None or not str(error.context.get("field")).endswith("timestamp_s") or not isinstance(limit, int):
+            raise
+        raise usage_error(f"{at} is too far ahead: this mesh takes events up to {in_words(limit)}", "--at") from error
 
 
 @app.command()

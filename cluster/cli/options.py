@@ -144,6 +144,14 @@ def parse_time(text: str | None, option: str = "--at") -> int | None:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
+def in_words(timestamp_s: int) -> str:
+    """Return a time as people write it, UTC."""
+    try:
+        return datetime.fromtimestamp(timestamp_s, UTC).isoformat(sep=" ").removesuffix("+00:00")
+    except (ValueError, OverflowError, OSError):  # far beyond the calendar
+        return str(timestamp_s)
+
+
 def parse_id(text: str) -> EntityId:
     """Return an id as the mesh knows it: decimal digits are an integer, everything else a string."""
     from shared.hashing import canonical_id

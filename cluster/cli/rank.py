@@ -17,6 +17,7 @@ from cluster.cli.options import (
     PortOption,
     UrlOption,
     UserOption,
+    in_words,
     parse_id,
     parse_ids,
     parse_time,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _CANDIDATES_CEILING = 10_000
+_AHEAD_S_MAX = 86_400
+"""How far events may lie ahead of a mesh's clock; nothing is known of what is later."""
+
 _OPTIONS = {"user_id": "--user", "timestamp_s": "--at", "limit": "--num"}
 
 
@@ -65,10 +69,14 @@ def rank(
     from cluster.cli.catalogue import Catalogue
     from cluster.cli.client import Client
     from cluster.cli.locate import mesh_url
+    from shared.clock import SystemClock
 
     user_id = parse_id(user)
     chosen = None if candidates is None else parse_ids(candidates, "--candidates")
     when = parse_time(at)
+    latest_s = int(SystemClock().now_s()) + _AHEAD_S_MAX
+    if when is not None and when > latest_s:
+        raise usage_error(f"{at} is in the future: at most a day ahead, {in_words(latest_s)}", "--at")
     with Client(mesh_url(name, port, url)) as client:
         catalogue = Catalogue.from_documents(client.samples())
         query = Query.of(catalogue, user_id, chosen, num, when, tier, deadline_ms)

@@ -12,6 +12,7 @@ from services.ingress.directory import DeploymentStatus, ReplicaStatus, RolloutB
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "down": "bold red"}
 _STATE_SIGNS = {"ready": "●", "starting": "○", "down": "■"}
 _COUNTERS_WIDTH_MIN = 110
+_COUNTERS_MAX = 4
 _PHASE_STYLES = {
     "none": "",
     "loading": "yellow",
@@ -56,7 +57,7 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
     table.add_column("weights", no_wrap=True, overflow="ellipsis")
     wide = width >= _COUNTERS_WIDTH_MIN
     if wide:
-        table.add_column("counted", no_wrap=True, overflow="ellipsis", style="bright_black")
+        table.add_column("counted", overflow="fold", style="bright_black")
     for station in status.deployments:
         _add_station(table, station, status.version, wide)
     return Group(head, Text(""), table)
@@ -148,4 +149,4 @@ def _held(replica: ReplicaStatus, version: str) -> Text:
 
 def _counted(replica: ReplicaStatus) -> str:
     largest = sorted(replica.counters.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{name} {count:,}" for name, count in largest if count)
+    return ", ".join(f"{name} {count:,}" for name, count in largest[:_COUNTERS_MAX] if count)

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from shared.clock import Clock, SystemClock
 from shared.errors import WeightsError
+from shared.log import redact_text
 from shared.weights.manifest import (
     CHUNK_BYTES,
     DELTAS_NAME,
@@ -20,11 +21,16 @@ from shared.weights.manifest import (
     Manifest,
     check_version_name,
 )
+from shared.weights.place import check_place, driver_errors
 from shared.weights.reader import WeightReader
 from shared.weights.writer import LOADING_PREFIX, STAGING_PREFIX, WeightWriter
 
 STALE_STAGING_S = 86_400.0
 """Age from which ``prune`` takes a folder in the making for the leftover of a writer or loader that died."""
+
+
+TOLD_MAX = 5
+"""Newest versions that the error of an unknown one names."""
 
 
 class WeightStore:
@@ -36,7 +42,7 @@ class WeightStore:
         storage_options: What the driver of the URL needs (credentials, endpoint, timeouts).
 
     Raises:
-        WeightsError: there is no driver for the URL.
+        WeightsError: there is no driver for the URL, or it holds credentials that the driver does not take.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class WeightStore:
     ) -> None:
         self._clock = clock or SystemClock()
         try:
+            check_place(str(url))
             self._fs, root = fsspec.core.url_to_fs(str(url), **(storage_options or {}))
         except (ValueError, ImportError) as error:
             scheme = str(url).partition("://")[0]  # not the whole URL: it may hold credentials
@@ -90,7 +97,21 @@ class WeightStore:
             check_version_name(version)
         except ValueError as error:
             raise WeightsError(str(error), version=version, file=MANIFEST_NAME) from error
-        return WeightReader(self._fs, f"{self._root}/{version}", self._read_manifest(version))
+        try:
+            return WeightReader(self._fs, f"{self._root}/{version}", self._read_manifest(version))
+        except WeightsError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            raise _error(version, MANIFEST_NAME, f"{error.message.partition(': ')[2]}; {self._in_words()}") from error
+
+    def _in_words(self) -> str:
+        """Return where this store is, and the newest of what it holds."""
+        place = redact_text(self._root)
+        try:
+            newest = self.versions()[: -TOLD_MAX - 1 : -1]
+        except WeightsError:
+            return f"{place} cannot be listed"
+        return f"{place} holds {', '.join(newest)}" if newest else f"{place} holds none"
 
     def writer(
         self, version: str | None = None, chunk_bytes: int = CHUNK_BYTES, derived: Derivation | None = None
@@ -154,10 +175,12 @@ class WeightStore:
         try:
             data: bytes = self._fs.cat_file(path, start=0, end=MANIFEST_BYTES_MAX + 1)
         except FileNotFoundError as error:
-            reason = "was never completed" if self._fs.isdir(f"{self._root}/{version}") else "does not exist"
-            raise _error(version, MANIFEST_NAME, f"{reason}, there is no {MANIFEST_NAME}") from error
-        except OSError as error:
-            raise _error(version, MANIFEST_NAME, f"{MANIFEST_NAME} cannot be read: {error}") from error
+            if self._fs.isdir(f"{self._root}/{version}"):
+                raise _error(version, MANIFEST_NAME, f"was never completed, there is no {MANIFEST_NAME}") from error
+            raise _error(version, MANIFEST_NAME, "does not exist") from error
+        except driver_errors() as error:
+            reason = redact_text(str(error))
+            raise _error(version, MANIFEST_NAME, f"{MANIFEST_NAME} cannot be read: {reason}") from error
         return Manifest.decode(data, version)
 
     def _survey(self) -> tuple[list[str], dict[str, str]]:
@@ -184,8 +207,9 @@ class WeightStore:
             found: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
-        except OSError as error:
-            raise WeightsError(f"the weight store cannot be listed: {error}", version=None, file="") from error
+        except driver_errors() as error:
+            reason = redact_text(str(error))
+            raise WeightsError(f"the weight store cannot be listed: {reason}", version=None, file="") from error
         listing: dict[str, dict[str, int]] = {}
         for path, info in found.items():
             version, _, rest = path[len(self._root) :].lstrip("/").partition("/")

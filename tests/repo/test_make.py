@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.helpers.repository import ROOT, files, text
@@ -59,3 +63,46 @@ def test_scripts_can_be_run() -> None:
     for name in [".ci/run", *(name for name in files() if name.startswith("scripts/"))]:
         assert text(name).startswith("#!/usr/bin/env bash\n")
         assert os.access(ROOT / name, os.X_OK), f"{name} is not executable"
+
+
+@pytest.mark.parametrize("origin", ["command line", "environment"])
+def test_a_python_that_is_asked_for_is_looked_at_also_when_there_is_a_venv(origin: str) -> None:
+    """What ``make setup`` would run, with every stamp there."""
+    stamps = ["run-cpu", "dev-cpu", "package", "native"]
+    old = [argument for stamp in stamps for argument in ("-o", f".venv/.{stamp}")]
+    asked = "PYTHON=/no/such/python"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
+    command = ["make", "-n", *old, "setup"]
+    plain = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "setup.sh check" not in plain.stdout
+    if origin == "environment":
+        environment["PYTHON"] = "/no/such/python"
+    else:
+        command.append(asked)
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "setup.sh check" in told.stdout
+
+
+def test_another_python_than_that_of_the_venv_is_refused(tmp_path: Path) -> None:
+    """The script in a folder of its own, with pythons that say what they are asked."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+    for name, base in (("asked", "/opt/asked"), (".venv/bin/python", "/opt/built")):
+        python = tmp_path / name
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text(f'#!/bin/sh\ncase "$2" in *version*) echo 3.11;; *) echo {base};; esac\n')
+        python.chmod(0o755)
+
+    def check(python: Path | str) -> tuple[int, str]:
+        environment = {**os.environ, "PYTHON": str(python)}
+        command = [str(tmp_path / "scripts" / "setup.sh"), "check"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    status, words = check(tmp_path / "asked")
+    assert status == 1
+    assert "PYTHON is /opt/asked, .venv is of /opt/built" in words
+    status, words = check("/no/such/python")
+    assert status == 1
+    assert "'/no/such/python' not found" in words
+    assert check(tmp_path / ".venv" / "bin" / "python") == (0, "")

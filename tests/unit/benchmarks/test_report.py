@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.compare import compare_rows
+from benchmarks.registry import BENCHMARKS
 from benchmarks.report import comparison_table, names_table, number, rows_table, verdict_table
 from tests.helpers.benchmark_rows import make_row
 
 
-def shown(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=160)
+def shown(table: Table, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -34,10 +36,41 @@ def test_rows_of_one_kind_need_no_column_for_their_parameters() -> None:
 
 def test_a_comparison_shows_both_values_the_ratio_and_other_machines() -> None:
     comparisons = compare_rows([make_row(value=20.0)], [make_row(value=5.0, device="another"), make_row(metric="new")])
-    text = shown(comparison_table(comparisons, "a.jsonl", "b.jsonl"))
+    text = shown(comparison_table(comparisons, Path("a.jsonl"), Path("b.jsonl")))
     assert "0.250" in text
     assert "different machines" in text
     assert "new" in text
+
+
+def columns(text: str) -> list[str]:
+    return next(line for line in text.splitlines() if "metric" in line).replace("┃", " ").split()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "titles"),
+    [
+        ("old/mesh.jsonl", "new/mesh.jsonl", ["old/mesh.jsonl", "new/mesh.jsonl"]),
+        ("1/x/mesh.jsonl", "2/x/mesh.jsonl", ["1/x/mesh.jsonl", "2/x/mesh.jsonl"]),
+        ("mesh.jsonl", "mesh.jsonl", ["first", "mesh.jsonl", "second", "mesh.jsonl"]),
+    ],
+)
+def test_the_two_columns_have_titles_that_differ(left: str, right: str, titles: list[str]) -> None:
+    text = shown(comparison_table(compare_rows([make_row()], [make_row()]), Path(left), Path(right)))
+    assert columns(text) == ["benchmark", "metric", "unit", *titles, "ratio"]
+
+
+def test_long_names_are_folded_and_figures_of_one_metric_told_apart() -> None:
+    name = "a_metric_with_a_name_that_is_much_longer_than_its_column"
+    rows = [make_row(metric=name, params={"clients": 4, "candidates": number}) for number in (20, 500)]
+    text = shown(comparison_table(compare_rows(rows, rows), Path("a.jsonl"), Path("b.jsonl")), 80)
+    cells = "".join(line.split("│")[2].strip() if "│" in line else "|" for line in text.splitlines())
+    assert f"{name}candidates 20{name}candidates 500" in cells
+    assert "…" not in text
+
+
+def test_the_list_breaks_no_name() -> None:
+    text = shown(names_table(), 80)
+    assert all(metric in text for entry in BENCHMARKS.values() for metric in entry.metrics)
 
 
 def test_the_list_names_every_fixed_metric() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cli.answer_view import findings, ranked_titles, verdict, waterfall, who
+from cluster.cli.answer_view import findings, ranked_titles, tier_words, verdict, waterfall, who
 from cluster.cli.catalogue import Catalogue, Sample
 from tests.helpers.mesh_answers import VERSION, answer, catalogue, response
 from tests.helpers.terminal import lines
 
+WORTH = "worth: full over light +1.23e-05 for an unknown user, at a price of 1.0e-06; {} takes 8.1 ms of 12.0"
 NEXT = {4: 5.0, 33: 2.0}
 
 
@@ -71,7 +72,13 @@ def test_findings_compare_with_chance() -> None:
 
 def test_verdict_names_tier_version_hits_and_what_was_replaced() -> None:
     text = "\n".join(lines(verdict(response()), 80))
-    for expected in ("full (default)", VERSION, "50 events", "3 exact, 3 user, 34 none", "the answer is whole"):
+    for expected in (
+        "full: the best one, nothing speaks",
+        VERSION,
+        "50 events",
+        "3 exact, 3 user, 34 none",
+        "the answer is whole",
+    ):
         assert expected in text
     worse = response(
         degraded=["embedding:1"], reasons={"embedding:1": "no live replica"}, num_oov={"item_id": 3, "year": 0}
@@ -83,14 +90,31 @@ def test_verdict_names_tier_version_hits_and_what_was_replaced() -> None:
     assert "whole" not in text
 
 
+@pytest.mark.parametrize(
+    ("tier", "reason", "words"),
+    [
+        ("full", "exploration", "to learn from"),
+        ("light", "forced by the request", "as asked for"),
+        ("light", "budget: 9 ms left, full needs 20 ms at the 99th percentile", "budget: 9 ms left, full needs 20 ms"),
+        ("full", WORTH.format("full"), "what it adds for this user is worth its time now"),
+        ("light", WORTH.format("light"), "what full would add for this user is not worth its time now"),
+        ("light", WORTH.format("full"), "in place of full, which the router had chosen"),
+    ],
+)
+def test_why_a_tier_answered_is_plain_words(tier: str, reason: str, words: str) -> None:
+    assert tier_words(tier, reason).startswith(words)
+
+
 def test_waterfall_puts_bars_where_the_time_went() -> None:
-    text = lines(waterfall(response(), 74), 74)
-    bars = {line.split()[0]: line for line in text}
-    axis = 12 + 1  # longest stage name, padding
+    text = lines(waterfall(response(), 76), 76)
+    bars = {line.removeprefix("•").split()[0]: line for line in text}
+    axis = 2 + 12 + 1  # mark of the critical path, longest stage name, padding
     assert bars["preprocess"][axis:].index("━") == 0
     ranking = bars["ranking:full"][axis:]
     assert ranking.index("━") == int(4.4 / 20 * 40)
     assert (ranking.count("━"), ranking.count("─")) == (25, 7)  # 12.0 of 15.6 ms computing, 32 cells
+    marked = [name for name, line in bars.items() if line.startswith("•")]
+    assert marked == ["admission", "preprocess", "ranking:full"]
     assert bars["total"].split() == ["total", "20.0", "ms"]
 
 

@@ -18,7 +18,7 @@ from shared.errors import ConfigError, StageUnavailableError
 
 VERBS = {
     *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "tables"),
-    *("rollout", "rollback"),
+    *("rollout", "rollback", "weights"),
     *("quantize", "tune", "frontier", "plan", "bench", "compare", "verify", "chaos"),
 }
 
@@ -108,6 +108,10 @@ def test_a_defect_is_not_hidden() -> None:
         (["run", "--port", "65500"], "'--port': must be at most 65471, is 65500"),
         (["up", "--name", "a b/../c"], "'--name': must be 1 to 32 of a-z, 0-9, _ and -"),
         (["down", "--name", "../c"], "'--name': must be 1 to 32 of a-z, 0-9, _ and -"),
+        (
+            ["rank", "--user", "1", "--url", "http://x", "--at", "3000-01-01"],
+            "3000-01-01 is in the future: at most a day",
+        ),
         (["events", "--user", "1"], "--file"),
         (["events", "--user", "1", "--item", "2", "--file", "x"], "--file"),
         (["events", "--url", "http://127.0.0.1:9", "--file", "no/such/file"], "cannot read no/such/file"),

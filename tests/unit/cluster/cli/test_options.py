@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from cluster.cli.options import parse_id, parse_ids, parse_time
+from cluster.cli.options import in_words, parse_id, parse_ids, parse_time
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,11 @@ def test_what_is_no_time_is_a_usage_error_that_says_so(text: str) -> None:
         parse_time(text, "--since")
     assert "'--since'" in caught.value.format_message()
     assert caught.value.exit_code == 2
+
+
+def test_a_time_is_shown_as_people_write_it() -> None:
+    assert in_words(978_300_000) == "2000-12-31 22:00:00"
+    assert in_words(2**62) == str(2**62)
 
 
 def test_ids() -> None:

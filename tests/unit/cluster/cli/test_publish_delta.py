@@ -92,5 +92,6 @@ def test_delta_makes_lists_and_takes_back(stores: tuple[Path, Path]) -> None:
 def test_delta_refuses_what_cannot_be(stores: tuple[Path, Path]) -> None:
     there = str(stores[0])
     assert "does not exist" in call("delta", "c", "--store", there, status=1)
+    assert call("delta", "a", "--store", there) == "deltas of a: none so far\n"
     assert "no earlier state 0" in call("delta", "a", "--back-to", "0", "--store", there, status=1)
     assert "not both" in call("delta", "a", "--to", "b", "--back-to", "0", "--store", there, status=2)

@@ -55,3 +55,14 @@ def replica(state: str) -> dict[str, Any]:
 def test_one_word_for_the_whole(changes: dict[str, Any], word: str) -> None:
     head = lines(status_table(status_body(**changes), URL, 80), 80)[0]
     assert [part.strip() for part in head.split("  ") if part.strip()][2] == word
+
+
+def test_a_replica_shows_its_largest_counters_whole() -> None:
+    counters = {f"counted_number_{index}": 1_000_000 + index for index in range(6)}
+    ingress = {"id": "ingress#1", "state": "ready", "counters": counters}
+    status = status_body(deployments=[{"name": "ingress", "target": 1, "replicas": [ingress]}])
+    text = lines(status_table(status, URL, 120), 120)
+    joined = " ".join(" ".join(text).split())
+    for index in (5, 4, 3, 2):
+        assert f"{1_000_000 + index:,}" in joined
+    assert "…" not in joined

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cluster.cli.answer_view import tier_words
 from models.config import RankerConfig
 from models.routing import GROUP, SIGNALS, GainModel, surface_keys
 from models.source import MemorySource
@@ -79,6 +80,10 @@ def test_the_reason_names_worth_price_and_cost() -> None:
     for word in ("full over light +3.00e-01", "this user's history", "price of 0.0e+00", "full takes 50.0 ms of 50.0"):
         assert word in reason
     assert "a user not seen yet" in asked.choose(query(2)).reason
+    assert tier_words("full", reason) == "what it adds for this user is worth its time now"
+    asked.observe(served(2, -0.3))
+    reason = asked.choose(query(2)).reason
+    assert tier_words("light", reason) == "what full would add for this user is not worth its time now"
 
 
 def test_a_price_sends_requests_to_the_tier_that_pays() -> None:

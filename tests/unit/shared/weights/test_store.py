@@ -129,6 +129,18 @@ def test_commit_in_a_block_keeps_the_version(store: WeightStore) -> None:
     assert store.open("v").json("model") == {"a": 1}
 
 
+def test_an_unknown_version_is_told_with_those_that_there_are(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    with pytest.raises(WeightsError) as caught:
+        store.open("v9")
+    assert caught.value.message == f"weights v9: does not exist; {tmp_path} holds none"
+    for number in range(7):
+        write(store, f"v{number}")
+    with pytest.raises(WeightsError) as caught:
+        store.open("v9")
+    assert caught.value.message == f"weights v9: does not exist; {tmp_path} holds v6, v5, v4, v3, v2"
+
+
 def test_an_empty_store(store: WeightStore) -> None:
     assert store.versions() == []
     with pytest.raises(WeightsError, match="no complete version"):
