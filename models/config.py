@@ -21,7 +21,7 @@ TableBackend: TypeAlias = Literal["fbgemm", "reference"]
 CATALOG_FEATURES = ("item_id", "genres", "year")
 """Features of a candidate that the catalog knows; of any other, a model knows what the request carries."""
 
-WEIGHTS_FORMAT = 5
+WEIGHTS_FORMAT = 6
 """Counts up when code no longer reads what older code published; weights of another format are trained anew."""
 
 OBJECTIVES: tuple[str, str] = ("click", "conversion")

@@ -135,12 +135,14 @@ class FusedNetwork:
         levels: Tensor | None,
         layout: CandidateLayout,
         depth: int | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
-        """Score C candidates with the first layers and the heads after them: see ``RankingNetwork.full_pass``."""
+        """Score C candidates with the layers before an exit and its heads: see ``RankingNetwork.full_pass``."""
         depth = self.config.num_layers if depth is None else depth
+        first = self.first_pass(state, pooled, counters, layout) if first is None else first
         tokens = self._candidate_tokens(pooled, counters, speculative, levels)
         hidden = self._hidden(state, tokens, layout, depth)
-        return self._heads[depth][1](hidden.float())
+        return first + self._heads[depth][1](hidden.float())
 
     def embed(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
         """Return the speculative embeddings [C, E] of candidates: see ``RankingNetwork.embed``."""

@@ -66,7 +66,7 @@ def request_flops(config: RankerConfig, num_tokens: int, num_requests: int = 1) 
 def candidate_flops(
     config: RankerConfig, depth: int, num_tokens: int, num_candidates: int = 1, speculative: bool = False
 ) -> Parts:
-    """Count the candidate side of one depth: ``first_pass`` for 0, else ``full_pass`` with that depth.
+    """Count the candidate side of one depth: ``first_pass`` for 0, else what ``full_pass`` does beyond it.
 
     Args:
         config: The ranker's configuration.

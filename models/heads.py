@@ -57,6 +57,8 @@ class FirstPass(nn.Module):
 class ExitHead(nn.Module):
     """The heads of one exit: one hidden layer over candidate tokens, with the request's part as a contribution.
 
+    What they give is a correction of the first pass's logits: an exit learns what the first pass misses.
+
     Args:
         config: The ranker's configuration.
         depth: Interaction layers before the exit.
@@ -75,7 +77,7 @@ class ExitHead(nn.Module):
         return part
 
     def rank(self, tokens: Tensor, given: Tensor, layout: CandidateLayout) -> tuple[Tensor, Tensor]:
-        """Return logits [C, O] and the hidden layer [C, hidden] of candidate tokens [N, C, D]."""
+        """Return the correction [C, O] and the hidden layer [C, hidden] of candidate tokens [N, C, D]."""
         own = self.hidden(tokens.transpose(0, 1).flatten(1))
         hidden = functional.relu(own + layout.rows(given))
         return self.logits(hidden), hidden

@@ -2,7 +2,8 @@
 
 ``encode`` computes all that no candidate changes, once a request; ``first_pass`` and ``full_pass`` index into it. So
 the cost of N candidates is ``N * candidate side + request side``. The candidate side may end after some layers, at an
-exit with heads of its own: that is what a tier is.
+exit with heads of its own: that is what a tier is. An exit's heads say by how much the first pass was wrong: its logits
+are the first pass's plus their own.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ class RankingNetwork(nn.Module):
         levels: Tensor | None,
         layout: CandidateLayout,
         depth: int | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
-        """Score C candidates with the first layers of the network and the heads after them.
+        """Score C candidates with the first pass, the first layers of the network and the heads after them.
 
         Args:
             state: User state of B requests.
@@ -151,6 +153,7 @@ class RankingNetwork(nn.Module):
             levels: int64 [C], ``HitLevel``; None: ``NONE`` for all.
             layout: Which request each candidate belongs to.
             depth: Interaction layers to run, one of the model's exits; None: all.
+            first: Logits [C, O] of ``first_pass`` where they are known; None: it runs first.
 
         Returns:
             Logits [C, O].
@@ -159,9 +162,11 @@ class RankingNetwork(nn.Module):
             KeyError: there is no exit of that depth.
         """
         depth = self.config.num_layers if depth is None else depth
-        return self._exit(state, self.candidate_tokens(pooled, counters, speculative, levels), layout, depth)[0]
+        first = self.first_pass(state, pooled, counters, layout) if first is None else first
+        tokens = self.candidate_tokens(pooled, counters, speculative, levels)
+        return first + self._exit(state, tokens, layout, depth)[0]
 
-    def all_exits(
+    def all_depths(
         self,
         state: State,
         pooled: Tensor,
@@ -170,19 +175,21 @@ class RankingNetwork(nn.Module):
         levels: Tensor | None,
         layout: CandidateLayout,
     ) -> tuple[dict[int, Tensor], Tensor]:
-        """Score C candidates at every exit in one pass; arguments as in ``full_pass``.
+        """Score C candidates with the first pass and at every exit; arguments as in ``full_pass``.
 
         Returns:
-            depth -> logits [C, O], and each candidate's own speculative embedding [C, E].
+            depth, 0 for the first pass -> logits [C, O], and each candidate's own speculative embedding [C, E].
         """
+        first = self.first_pass(state, pooled, counters, layout)
         tokens = self.candidate_tokens(pooled, counters, speculative, levels)
-        logits: dict[int, Tensor] = {}
+        logits = {0: first}
         hidden = tokens
         for index in range(self.config.num_layers):
             tokens = self._layer(index, tokens, state, layout)
             if index + 1 in self.config.exits:
                 head = self.heads.exit(index + 1)
-                logits[index + 1], hidden = head.rank(tokens, state[f"head{index + 1}"], layout)
+                correction, hidden = head.rank(tokens, state[f"head{index + 1}"], layout)
+                logits[index + 1] = first + correction
         return logits, self.heads.embed(hidden)
 
     def embed(self, state: State, pooled: Tensor, counters: Tensor, layout: CandidateLayout) -> Tensor:
@@ -190,8 +197,14 @@ class RankingNetwork(nn.Module):
         tokens = self.candidate_tokens(pooled, counters, None, None)
         return self.heads.embed(self._exit(state, tokens, layout, self.config.num_layers)[1])
 
+    def candidate_parameters(self) -> list[nn.Parameter]:
+        """Return the maps that the exits alone need: the candidates' of every layer, and the heads of the exits."""
+        named = [each for layer in self.layers for each in layer.named_parameters()]
+        theirs = [parameter for name, parameter in named if not name.startswith("request.")]
+        return [*theirs, *self.heads.exits.parameters()]
+
     def _exit(self, state: State, tokens: Tensor, layout: CandidateLayout, depth: int) -> tuple[Tensor, Tensor]:
-        """Run the layers before an exit and its heads: logits [C, O] and the hidden layer [C, hidden]."""
+        """Run the layers before an exit and its heads: their logits [C, O] and the hidden layer [C, hidden]."""
         for index in range(depth):
             tokens = self._layer(index, tokens, state, layout)
         return self.heads.exit(depth).rank(tokens, state[f"head{depth}"], layout)

@@ -368,7 +368,7 @@ class Oracle:
         summaries = self._dense["network.encoder.summaries"].repeat(count, 1, 1)
         counted = self._plain.linear("counters.2", torch.relu(self._plain.linear("counters.0", counters)))
         candidate = torch.cat([pooled, counted[:, None], extra[:, None]], dim=1)
-        logits: dict[int, Tensor] = {}
+        corrections: dict[int, Tensor] = {}
         for layer in range(self.config.num_layers):
             history, key, value = self._plain.encode(layer, history, features, times, gaps)
             summaries = self._plain.summarize(layer, summaries, key, value)
@@ -377,11 +377,12 @@ class Oracle:
                 name = f"heads.exits.{layer + 1}"
                 own = self._plain.linear(f"{name}.hidden", candidate.flatten(1))
                 hidden = torch.relu(own + self._plain.linear(f"{name}.cross", request.flatten(1)))
-                logits[layer + 1] = self._plain.linear(f"{name}.logits", hidden)
+                corrections[layer + 1] = self._plain.linear(f"{name}.logits", hidden)
         flat = self._plain.norm("first.norm", request).flatten(1)
         users = self._plain.linear("first.user", flat).view(count, self.config.num_objectives, -1)
         item = self._plain.linear("first.item", torch.cat([pooled.flatten(1), counters], dim=1))
-        logits[0] = (users * item[:, None]).sum(2)
+        first = (users * item[:, None]).sum(2)
+        logits = {0: first} | {depth: first + correction for depth, correction in corrections.items()}
         return logits, torch.tanh(self._plain.linear("heads.speculative", hidden))
 
     def _interact(

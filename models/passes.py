@@ -36,6 +36,7 @@ class Network(Protocol):
         levels: Tensor | None,
         layout: CandidateLayout,
         depth: int | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
         """See ``RankingNetwork.full_pass``."""
         ...
@@ -52,6 +53,7 @@ class Pass:
         counters: [C, counters].
         speculative: [C, E], None: none.
         levels: int64 [C], None: none.
+        first: Logits [C, O] of the first pass over the same candidates, which a deeper one adds to; None: not known.
     """
 
     depth: int
@@ -60,12 +62,13 @@ class Pass:
     counters: Tensor
     speculative: Tensor | None = None
     levels: Tensor | None = None
+    first: Tensor | None = None
 
     @property
     def fits(self) -> Hashable:
         """What passes must have in common to run as one."""
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(self.state.items()))
-        return self.depth, self.speculative is None, shapes
+        return self.depth, self.speculative is None, self.first is None, shapes
 
 
 Course: TypeAlias = Generator[Pass, Tensor, ResultT]
@@ -147,10 +150,12 @@ def _run(network: Network, wanted: Pass, steps: Steps) -> Tensor:
         if begin:
             steps.checkpoint()
         own = slice(begin, begin + steps.micro_batch)
-        vectors, levels = (None if part is None else part[own] for part in (wanted.speculative, wanted.levels))
+        vectors, levels, first = (
+            None if part is None else part[own] for part in (wanted.speculative, wanted.levels, wanted.first)
+        )
         pooled, layout = wanted.pooled[own], CandidateLayout.single(len(wanted.pooled[own]))
         counters = wanted.counters[own]
-        parts.append(network.full_pass(wanted.state, pooled, counters, vectors, levels, layout, wanted.depth))
+        parts.append(network.full_pass(wanted.state, pooled, counters, vectors, levels, layout, wanted.depth, first))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -165,12 +170,13 @@ def _run_as_one(network: Network, passes: Sequence[Pass], steps: Steps) -> list[
     if passes[0].depth == 0:
         logits = network.first_pass(state, pooled, counters, layout)
     else:
-        vectors, levels = (
+        vectors, levels, first = (
             torch.cat(parts) if parts else None
             for parts in (
                 [each.speculative for each in passes if each.speculative is not None],
                 [each.levels for each in passes if each.levels is not None],
+                [each.first for each in passes if each.first is not None],
             )
         )
-        logits = network.full_pass(state, pooled, counters, vectors, levels, layout, passes[0].depth)
+        logits = network.full_pass(state, pooled, counters, vectors, levels, layout, passes[0].depth, first)
     return list(torch.split(logits, counts))

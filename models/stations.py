@@ -346,7 +346,7 @@ class CandidateRanker:
         levels = np.zeros(features.num_candidates, np.int8)
         if len(head):
             depth = self._config.depth(tier)
-            wanted, levels[head] = _head_pass(depth, tensors, candidates, head, ask.speculative)
+            wanted, levels[head] = _head_pass(depth, tensors, (*candidates, first), head, ask.speculative)
             logits = yield wanted
             scores[head], values[head] = self._score(logits[: len(head)], depth)
             full[head] = True
@@ -397,17 +397,17 @@ class CandidateRanker:
 def _head_pass(
     depth: int,
     state: dict[str, Tensor],
-    candidates: tuple[Tensor, Tensor],
+    candidates: tuple[Tensor, Tensor, Tensor],
     head: npt.NDArray[np.int64],
     speculative: SpeculativeEmbeddings | None,
 ) -> tuple[Pass, npt.NDArray[np.int8]]:
     """Return the full pass over the head, and the level of each of its speculative embeddings."""
-    pooled, counters = (_pad(part[tensor_view(head)]) for part in candidates)
+    pooled, counters, first = (_pad(part[tensor_view(head)]) for part in candidates)
     if speculative is None or not bool((speculative.levels[head] != int(HitLevel.NONE)).any()):
-        return Pass(depth, state, pooled, counters), np.zeros(len(head), np.int8)
+        return Pass(depth, state, pooled, counters, first=first), np.zeros(len(head), np.int8)
     found = speculative.levels[head]
     vectors, levels = _pad(tensor_view(speculative.vectors[head])), _pad(tensor_view(found.astype(np.int64)))
-    return Pass(depth, state, pooled, counters, vectors, levels), found
+    return Pass(depth, state, pooled, counters, vectors, levels, first), found
 
 
 def _cold_start(

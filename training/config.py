@@ -16,6 +16,9 @@ class OptimizerConfig(Config):
 
     Args:
         network_rate: Peak learning rate of the dense network.
+        candidate_share: Share of it that the candidate side's maps and the heads of the exits have. Adam moves every
+            weight by the rate, so a hidden unit with hundreds of inputs moves by hundreds of times that: at the whole
+            rate nine tenths of the heads' units never open again, in the first steps.
         table_rate: Peak learning rate of the embedding tables.
         warmup_steps: Steps in which both rise from 0.
         final_share: Share of the peak that is left at the end of the linear decay.
@@ -23,6 +26,7 @@ class OptimizerConfig(Config):
     """
 
     network_rate: float = Field(2e-3, gt=0)
+    candidate_share: float = Field(0.3, gt=0)
     table_rate: float = Field(2e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
     final_share: float = Field(0.1, ge=0, le=1)

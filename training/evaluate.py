@@ -67,9 +67,7 @@ def predict(
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         state = ranker.encode(RequestTensors.of(model.index.requests(batch)))
         candidates = model.index.candidates(batch.candidates, streaming=False)
-        pooled = ranker.pool(candidates)
-        logits, _ = ranker.network.all_exits(state, pooled, candidates.counters, None, None, layout)
-        logits[0] = ranker.network.first_pass(state, pooled, candidates.counters, layout)
+        logits, _ = ranker.network.all_depths(state, ranker.pool(candidates), candidates.counters, None, None, layout)
         for depth, values in logits.items():
             parts[depth].append(values.numpy())
         if progress is not None:

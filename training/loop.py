@@ -63,12 +63,14 @@ class Trainer:
         self._random = np.random.default_rng(config.seed)
         # Reads the speculative embedding linearly; gives that head its gradient and is not published.
         self._probe = nn.Linear(config.model.speculative_width, len(OBJECTIVES), bias=False)
-        network = [*ranker.network.parameters(), *self._probe.parameters()]
-        self._network = network
-        self._peaks = (config.optimizer.network_rate, config.optimizer.table_rate)
-        self._optimizer = torch.optim.Adam(
-            [{"params": network}, {"params": list(ranker.tables.parameters())}], lr=self._peaks[0], fused=True
-        )
+        self._network = [*ranker.network.parameters(), *self._probe.parameters()]
+        candidate = ranker.network.candidate_parameters()
+        theirs = {id(parameter) for parameter in candidate}
+        rest = [parameter for parameter in self._network if id(parameter) not in theirs]
+        rate = config.optimizer.network_rate
+        self._peaks = (rate, rate * config.optimizer.candidate_share, config.optimizer.table_rate)
+        groups = (rest, candidate, list(ranker.tables.parameters()))
+        self._optimizer = torch.optim.Adam([{"params": group} for group in groups], lr=rate, fused=True)
         self._user_column = [feature.name for feature in config.model.request_features].index("user_id")
 
     def step(self, batch: RequestBatch) -> StepReport:
@@ -82,15 +84,15 @@ class Trainer:
         pooled = self._ranker.pool(candidates)
         vectors = None if answer is None else torch.from_numpy(answer.vectors)
         levels = None if answer is None else torch.from_numpy(answer.levels)
-        exits, embedding = network.all_exits(state, pooled, candidates.counters, vectors, levels, layout)
+        logits, embedding = network.all_depths(state, pooled, candidates.counters, vectors, levels, layout)
         labels = _labels(batch.candidates)
-        *inner, deepest = exits.values()
+        first, *inner, deepest = logits.values()
         click, conversion = _losses(deepest, labels)
         weights = self._config.loss
         loss = click + weights.conversion * conversion
         for share, other in (
-            *((weights.inner_exits, logits) for logits in inner),
-            (weights.first_pass, network.first_pass(state, pooled, candidates.counters, layout)),
+            *((weights.inner_exits, each) for each in inner),
+            (weights.first_pass, first),
             (weights.speculative, self._probe(embedding)),
         ):
             other_click, other_conversion = _losses(other, labels)

@@ -94,9 +94,9 @@ class HeldOut:
         parts: dict[int, list[npt.NDArray[np.float32]]] = {depth: [] for depth in self.network.config.exits}
         try:
             for batch in self._batches:
-                logits, _ = self.network.all_exits(batch.state, batch.pooled, batch.counters, None, None, batch.layout)
-                for depth, values in logits.items():
-                    parts[depth].append(probabilities(self._calibration.apply(values.numpy(), depth)))
+                logits, _ = self.network.all_depths(batch.state, batch.pooled, batch.counters, None, None, batch.layout)
+                for depth, found in parts.items():
+                    found.append(probabilities(self._calibration.apply(logits[depth].numpy(), depth)))
         finally:
             undo()
         return {depth: np.concatenate(found) for depth, found in parts.items()}

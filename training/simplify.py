@@ -160,7 +160,7 @@ def _run(model: TrainedModel, network: RankingNetwork, dataset: Dataset, rows: R
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         candidates = model.index.candidates(batch.candidates, streaming=False)
         state = ranker.encode(RequestTensors.of(model.index.requests(batch)))
-        network.all_exits(state, ranker.pool(candidates), candidates.counters, None, None, layout)
+        network.all_depths(state, ranker.pool(candidates), candidates.counters, None, None, layout)
 
 
 def _sizes(before: RankingNetwork, after: RankingNetwork) -> dict[str, tuple[int, int]]:

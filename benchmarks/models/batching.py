@@ -69,11 +69,9 @@ def _variants(config: RankerConfig, size: int, together: int, seed: int) -> dict
 
     def alone() -> None:
         for state, (own, counted, one) in zip(states, parts, strict=True):
-            network.first_pass(state, own, counted, one)
             network.full_pass(state, own, counted, None, None, one, depth)
 
     def at_once() -> None:
-        network.first_pass(stacked, pooled, counters, layout)
         network.full_pass(stacked, pooled, counters, None, None, layout, depth)
 
     return {"alone": alone, "together": at_once}

@@ -82,7 +82,7 @@ def _run_on_rows(model: TrainedModel, dataset: Dataset) -> None:
         layout = CandidateLayout.of(torch.from_numpy(batch.request_index), batch.num_requests)
         candidates = model.index.candidates(batch.candidates, streaming=False)
         state = model.ranker.encode(RequestTensors.of(model.index.requests(batch)))
-        model.ranker.network.all_exits(state, model.ranker.pool(candidates), candidates.counters, None, None, layout)
+        model.ranker.network.all_depths(state, model.ranker.pool(candidates), candidates.counters, None, None, layout)
 
 
 def _figures(metric: str, bias: bool, layers: Sequence[LayerMaxima], noted: dict[str, float]) -> list[Measurement]:

@@ -169,7 +169,6 @@ def _request(execution: Execution, seed: int, rounds: int, base: dict[str, Param
 
     def rank(events: Callable[[], list[tuple[Tensor, Tensor]]]) -> Tensor:
         state = kept.request(events)
-        kept.network.first_pass(state, pooled, counters, layout)
         return kept.network.full_pass(state, pooled, counters, None, None, layout)
 
     calls: dict[str, Callable[[], object]] = {"anew": partial(rank, kept.anew), "cached": partial(rank, kept.appended)}

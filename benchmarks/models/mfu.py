@@ -91,7 +91,6 @@ def ranking_passes(subject: Subject, execution: Execution, counts: tuple[int, ..
 
     def passes(number: int) -> object:
         pooled, counters, layout = subject.candidates(number)
-        network.first_pass(state, pooled, counters, layout)
         return network.full_pass(state, pooled, counters, None, None, layout)
 
     return {f"mfu_{{}}_n{number}": (partial(passes, number), number * flops) for number in counts}

@@ -157,7 +157,8 @@ def expanded_pass(network: RankingNetwork, state: State, pooled: Tensor, counter
         })  # fmt: skip
         tokens = cast(InteractionLayer, module).rank(tokens, copies, None, layout)
     depth = network.config.num_layers
-    return network.heads.exit(depth).rank(tokens, _copied(state[f"head{depth}"], number), layout)[0]
+    first = network.first_pass({"first": _copied(state["first"], number)}, pooled, counters, layout)
+    return first + network.heads.exit(depth).rank(tokens, _copied(state[f"head{depth}"], number), layout)[0]
 
 
 def _copied(one: Tensor, number: int) -> Tensor:

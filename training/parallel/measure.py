@@ -150,9 +150,8 @@ def _loss(ranker: Ranker, batch: _Batch) -> Tensor:
     layout = CandidateLayout.of(torch.arange(num_requests).repeat_interleave(CANDIDATES_EACH), num_requests)
     state, pooled = ranker.encode(batch.requests), ranker.pool(batch.candidates)
     counters = batch.candidates.counters
-    exits, _ = ranker.network.all_exits(state, pooled, counters, None, None, layout)
-    logits = [*exits.values(), ranker.network.first_pass(state, pooled, counters, layout)]
-    losses = [functional.binary_cross_entropy_with_logits(each, batch.labels) for each in logits]
+    logits, _ = ranker.network.all_depths(state, pooled, counters, None, None, layout)
+    losses = [functional.binary_cross_entropy_with_logits(each, batch.labels) for each in logits.values()]
     return torch.stack(losses).sum()
 
 

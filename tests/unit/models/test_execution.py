@@ -69,7 +69,13 @@ class Inputs:
         return network.encode(*self.requests)
 
     def rank(
-        self, network: RankingNetwork | FusedNetwork, state: State, layout: CandidateLayout, depth: int, chosen: slice
+        self,
+        network: RankingNetwork | FusedNetwork,
+        state: State,
+        layout: CandidateLayout,
+        depth: int,
+        chosen: slice,
+        first: Tensor | None = None,
     ) -> Tensor:
         return network.full_pass(
             state,
@@ -79,6 +85,7 @@ class Inputs:
             self.levels[chosen],
             layout,
             depth,
+            None if first is None else first[chosen],
         )
 
 
@@ -130,7 +137,7 @@ def test_a_simplified_network_runs_packed_too(network: RankingNetwork, execution
     given, layout = inputs(1), CandidateLayout.single(NUM_CANDIDATES)
 
     def run(each: RankingNetwork) -> None:
-        each.all_exits(given.encode(each), given.pooled, given.counters, given.speculative, given.levels, layout)
+        each.all_depths(given.encode(each), given.pooled, given.counters, given.speculative, given.levels, layout)
 
     smaller = simplify(planted.eval(), run).network.eval()
     own = [sizes.candidate for sizes in smaller.config.layer_sizes]
@@ -157,21 +164,39 @@ def test_scores_have_the_same_bits_in_any_batch_and_with_any_threads(
     network: RankingNetwork, execution: Execution
 ) -> None:
     given, fused = inputs(1), executed(network, execution)
-    state = given.encode(fused)
-    whole = given.rank(fused, state, CandidateLayout.single(NUM_CANDIDATES), 3, slice(None))
+    state, layout = given.encode(fused), CandidateLayout.single(NUM_CANDIDATES)
+    # As the stations do: the first pass has run over all candidates before some of them get the full one.
+    first = fused.first_pass(state, given.pooled, given.counters, layout)
+    whole = given.rank(fused, state, layout, 3, slice(None), first)
     # In float32, stock torch's products need row counts that are multiples of 8; the stations pad to that.
     parts = [(0, 8), (8, 32), (32, 56)] if execution.precision == "float32" else [(0, 1), (7, 8), (3, 24), (24, 53)]
     for begin, end in parts:
-        part = given.rank(fused, state, CandidateLayout.single(end - begin), 3, slice(begin, end))
+        part = given.rank(fused, state, CandidateLayout.single(end - begin), 3, slice(begin, end), first)
         assert torch.equal(part, whole[begin:end]), (begin, end)
     if execution.precision == "float32":
         return  # MKL's float32 sums differ in the last bit between one thread and two
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert torch.equal(given.rank(fused, state, CandidateLayout.single(NUM_CANDIDATES), 3, slice(None)), whole)
+        assert torch.equal(given.rank(fused, state, layout, 3, slice(None), first), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("execution", [REFERENCE, *EXECUTIONS], ids=str)
+@pytest.mark.parametrize("num_requests", [1, 3])
+@torch.inference_mode()
+def test_an_exit_adds_to_the_first_pass(network: RankingNetwork, execution: Execution, num_requests: int) -> None:
+    given, runs = inputs(num_requests), executed(network, execution)
+    layout = CandidateLayout.of(torch.arange(NUM_CANDIDATES) % num_requests, num_requests)
+    state = given.encode(runs)
+    first = runs.first_pass(state, given.pooled, given.counters, layout)
+    for depth in CONFIG.exits:
+        alone = given.rank(runs, state, layout, depth, slice(None))
+        assert torch.equal(given.rank(runs, state, layout, depth, slice(None), first), alone)
+        assert float((alone - first).abs().max()) > 0.1
+        own = given.rank(runs, state, layout, depth, slice(None), torch.zeros_like(first))
+        assert torch.equal(first + own, alone)
 
 
 @torch.inference_mode()

@@ -87,7 +87,7 @@ def test_formulas_equal_the_counter(name: str, num_requests: int, num_events: in
     pooled = torch.randn(num_candidates, len(config.candidate_features), config.width)
     counters = torch.randn(num_candidates, len(COUNTER_FEATURES))
     layout = CandidateLayout.single(num_candidates)
-    _, counted = _counted(lambda: network.first_pass(state, pooled, counters, layout))
+    first, counted = _counted(lambda: network.first_pass(state, pooled, counters, layout))
     assert counted == sum(candidate_flops(config, 0, num_tokens, num_candidates).values())
     vectors = torch.randn(num_candidates, config.speculative_width)
     levels = torch.ones(num_candidates, dtype=torch.int64)
@@ -96,7 +96,7 @@ def test_formulas_equal_the_counter(name: str, num_requests: int, num_events: in
             extra = vectors if given else None
             _, counted = _counted(
                 lambda extra=extra, depth=depth: network.full_pass(
-                    state, pooled, counters, extra, levels, layout, depth
+                    state, pooled, counters, extra, levels, layout, depth, first
                 )
             )
             assert counted == sum(candidate_flops(config, depth, num_tokens, num_candidates, given).values())

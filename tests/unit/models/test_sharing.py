@@ -86,7 +86,7 @@ class Batch:
         layout = CandidateLayout.of(owner, num_requests)
         pooled, counters = self.pooled[chosen], self.counters[chosen]
         first = self.network.first_pass(state, pooled, counters, layout)
-        exits, _ = self.network.all_exits(
+        exits, _ = self.network.all_depths(
             state, pooled, counters, self.speculative[chosen], self.levels[chosen], layout
         )
         return [first.float(), *(exits[depth].float() for depth in sorted(exits))]

@@ -136,8 +136,7 @@ def _outputs(network: RankingNetwork, num_candidates: int = 200, seed: int = 0) 
     pooled = torch.randn(num_candidates, len(config.candidate_features), config.width, generator=random)
     counters = torch.randn(num_candidates, len(COUNTER_FEATURES), generator=random)
     layout = CandidateLayout.of(torch.arange(num_candidates) % _REQUESTS, _REQUESTS)
-    logits, embedding = network.all_exits(state, pooled, counters, None, None, layout)
-    logits[0] = network.first_pass(state, pooled, counters, layout)
+    logits, embedding = network.all_depths(state, pooled, counters, None, None, layout)
     return {f"depth {depth}": value for depth, value in logits.items()} | {"embedding": embedding}
 
 

@@ -76,6 +76,23 @@ def test_every_weight_learns() -> None:
     assert still == set()
 
 
+def test_the_candidate_side_learns_at_its_own_rate() -> None:
+    optimizer = _CONFIG.optimizer.model_copy(update={"candidate_share": 1e-9})
+    config = _CONFIG.model_copy(update={"train_share": 0.05, "optimizer": optimizer})
+    model = train(config, tiny_dataset())
+    torch.manual_seed(config.seed)
+    before = type(model.ranker)(TINY, model.index.num_rows, model.index.genres_by_row())
+    moved = [
+        float((now - then).detach().abs().max())
+        for now, then in zip(
+            model.ranker.network.candidate_parameters(), before.network.candidate_parameters(), strict=True
+        )
+    ]
+    assert max(moved) < 1e-6
+    assert not torch.equal(model.ranker.network.first.user.weight, before.network.first.user.weight)
+    assert not torch.equal(model.ranker.network.presence, before.network.presence)
+
+
 def _with_changed_future(dataset: Dataset, from_s: int) -> Dataset:
     """Return the data set with every event from a time on given another item and rating."""
     log = dataset.log
