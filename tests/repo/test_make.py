@@ -87,7 +87,7 @@ def test_another_python_than_that_of_the_venv_is_refused(tmp_path: Path) -> None
     """The script in a folder of its own, with pythons that say what they are asked."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
-    for name, base in (("asked", "/opt/asked"), (".venv/bin/python", "/opt/built")):
+    for name, base in (("asked", "/pythons/asked"), (".venv/bin/python", "/pythons/built")):
         python = tmp_path / name
         python.parent.mkdir(parents=True, exist_ok=True)
         python.write_text(f'#!/bin/sh\ncase "$2" in *version*) echo 3.11;; *) echo {base};; esac\n')
@@ -101,7 +101,7 @@ def test_another_python_than_that_of_the_venv_is_refused(tmp_path: Path) -> None
 
     status, words = check(tmp_path / "asked")
     assert status == 1
-    assert "PYTHON is /opt/asked, .venv is of /opt/built" in words
+    assert "PYTHON is /pythons/asked, .venv is of /pythons/built" in words
     status, words = check("/no/such/python")
     assert status == 1
     assert "'/no/such/python' not found" in words

@@ -117,3 +117,23 @@ def test_options_of_an_append_do_not_go_before_delete() -> None:
     result = CliRunner().invoke(app, ["events", "--user", "7", "delete", "--user", "8"])
     assert result.exit_code == 2
     assert "go after delete" in result.output
+
+
+def test_a_time_that_the_mesh_refuses_is_told_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {
+        "code": "invalid_request",
+        "message": "events.0.timestamp_s must be at most 978300000, 86400 s ahead of now, is 32503680000",
+        "context": {"field": "events.0.timestamp_s", "limit": 978_300_000, "value": "32503680000"},
+    }
+
+    class FakeNetClient(client.Client):
+        def __init__(self, url: str) -> None:
+            super().__init__(url, transport=httpx.MockTransport(lambda _: httpx.Response(422, json=body)))
+
+    monkeypatch.setattr(client, "Client", FakeNetClient)
+    event = ["events", "--user", "1", "--item", "2", "--url", "http://mesh.test"]
+    result = CliRunner().invoke(app, [*event, "--at", "3000-01-01"])
+    assert result.exit_code == 2
+    words = " ".join(result.output.replace("│", " ").split())
+    assert "3000-01-01 is too far ahead: this mesh takes events up to 2000-12-31 22:00:00" in words
+    assert "32503680000" in CliRunner().invoke(app, event).output
