@@ -5,10 +5,11 @@ Settings of Ray and Ray Serve that are the same in every mesh, and why, are in `
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from cluster.bounds import NAME_PATTERN, PORT_MAX, PORT_MIN
 from cluster.rollout import UpdatesConfig
@@ -25,6 +26,7 @@ from shared.config import Config, load_config
 from shared.userlog import EmbeddedStoreConfig, StoreConfig, UserLogConfig
 from shared.weights import LoadConfig
 from shared.weights.peers import PeerConfig
+from shared.weights.place import check_place
 
 Transport: TypeAlias = Literal["reference", "value", "by_size"]
 """``by_size``: by value up to ``ray.inline_bytes_max``, by reference above; decided for each request."""
@@ -33,6 +35,8 @@ MeshName: TypeAlias = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 DEFAULT_PATH = Path("configs/serve/local.yaml")
 """The deployment of one machine."""
+
+_STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 
 EDGES: dict[str, Transport] = {
     "preprocess.extract": "by_size",  # features: 31 KB at 500 candidates
@@ -80,6 +84,12 @@ class HttpConfig(Config):
     tokens_file: Path | None = None
     tls: TlsConfig | None = None
 
+    @field_validator("host")
+    @classmethod
+    def _is_an_address(cls, host: str) -> str:
+        IPv4Address(host)
+        return host
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
@@ -122,6 +132,13 @@ class WeightsConfig(Config):
     cache_dir: Path | None = None
     cache: PeerCacheConfig = PeerCacheConfig()
 
+    @field_validator("url")
+    @classmethod
+    def _without_credentials(cls, url: str | None) -> str | None:
+        if url is not None:
+            check_place(url)
+        return url
+
 
 class StoreSection(Config):
     """The Redis-protocol store behind user log and speculative cache.
@@ -137,6 +154,13 @@ class StoreSection(Config):
     embedded: EmbeddedStoreConfig = EmbeddedStoreConfig()
     client: StoreConfig = StoreConfig()
     log: UserLogConfig = UserLogConfig()
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> StoreSection:
+        if self.kind == "redis" and not self.client.url.startswith(_STORE_SCHEMES):
+            scheme = self.client.url.partition("://")[0] if "://" in self.client.url else "nothing"
+            raise ValueError(f"client.url must begin with {', '.join(_STORE_SCHEMES)}; it begins with {scheme}")
+        return self
 
 
 class ReplicaConfig(Config):

@@ -65,6 +65,8 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8: {error.reason}", field="path", value=str(path)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", field="path", value=str(path)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply", field="path", value=str(path)) from error
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping, has {type(document).__name__}", field="path", value=str(path))

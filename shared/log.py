@@ -36,6 +36,8 @@ _SECRET_NAME = re.compile(r"token|passw(or)?d|secret|api_?key|authorization|cred
 # User and password of a URL; greedy up to the last @ before the path, since a password may hold one itself. It starts
 # at "://": a pattern that starts with the scheme takes quadratic time on a long word.
 _URL_USER = re.compile(r"(?<=://)[^\s/?#]*@")
+# The same with a slash in the password, which a URL should not hold but people paste; a port is none.
+_URL_LOOSE_USER = re.compile(r"(?<=://)[^\s/?#:@]{0,256}:(?!\d+/)[^\s?#]{0,256}@")
 _URL_QUERY = re.compile(
     r"(?P<name>[?&][\w.-]{0,64}?(?:token|passw(?:or)?d|secret|api_?key|credential|signature)[\w.-]{0,64}=)[^&\s#]+",
     re.IGNORECASE,
@@ -45,7 +47,9 @@ _BEARER = re.compile(r"(?P<scheme>\bbearer )[^\s\"',]+", re.IGNORECASE)
 
 def redact_text(text: str) -> str:
     """Return the text without credentials: of URLs (``redis://:pw@host`` becomes ``redis://***@host``) and headers."""
-    text = _URL_QUERY.sub(rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", text))
+    text = _URL_QUERY.sub(
+        rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", _URL_LOOSE_USER.sub(f"{REDACTED}@", text))
+    )
     return _BEARER.sub(rf"\g<scheme>{REDACTED}", text)
 
 

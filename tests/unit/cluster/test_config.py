@@ -136,3 +136,24 @@ def test_the_url_for_clients_of_this_machine() -> None:
     everywhere = MeshConfig.model_validate({"http": {"host": "0.0.0.0", "port": 9_000}}).http
     assert (everywhere.url, everywhere.is_loopback) == ("http://127.0.0.1:9000", False)
     assert MeshConfig().http.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("http: {host: 999.1.1.1}", r"http.host.*999"),
+        ("http: {host: 127.0.0.01}", r"http.host.*127.0.0.01"),
+        ("store: {kind: redis, client: {url: 'http://127.0.0.1:6379'}}", "client.url must begin with redis://"),
+        ("store: {kind: redis, client: {url: 127.0.0.1}}", "client.url must begin with redis://"),
+        ("weights: {url: 's3://key:s3cr3t@bucket/x'}", "weights.url.*s3:// takes no credentials in the URL"),
+        ("weights: {url: 's3://key:s3c/r3t@bucket/x'}", "weights.url.*s3:// takes no credentials in the URL"),
+        ("[" * 2_000, "nested too deeply"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, document: str, words: str) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(document, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_mesh(path)
+    assert "\n" not in caught.value.message
+    assert "r3t" not in str(caught.value.body())

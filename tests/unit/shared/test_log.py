@@ -217,3 +217,15 @@ def test_a_dead_stream_fails_no_request() -> None:
 )
 def test_any_value_becomes_json(value: object) -> None:
     json.loads(json.dumps(redact(value), allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://key:se/cr+et@bucket/x", "s3://***@bucket/x"),
+        ("redis://:p@ss/word@host:6379/0", "redis://***@host:6379/0"),
+        ("http://host:8341/v1/a@b", "http://host:8341/v1/a@b"),
+    ],
+)
+def test_a_slash_does_not_end_a_password(text: str, expected: str) -> None:
+    assert redact_text(text) == expected

@@ -1,0 +1,28 @@
+"""Where weights may be, and what the drivers of such places raise."""
+
+from __future__ import annotations
+
+import sys
+
+_WITHOUT_USERS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "r2"})
+"""Schemes whose drivers take what stands before an ``@`` for a part of the bucket's name, and print it."""
+
+
+def check_place(url: str) -> None:
+    """Refuse a URL with credentials that its driver would not use but print.
+
+    Raises:
+        ValueError: it has some; they are not part of the message.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme.lower() in _WITHOUT_USERS and ("@" in rest or ":" in rest.partition("/")[0]):
+        raise ValueError(
+            f"{scheme}:// takes no credentials in the URL: give them in the driver's own variables or profile, and "
+            f"the URL as {scheme}://bucket/prefix"
+        )
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """Return what a driver raises when its store cannot be used: not all of them raise ``OSError`` alone."""
+    botocore = sys.modules.get("botocore.exceptions")  # there once the driver of s3 is
+    return (OSError,) if botocore is None else (OSError, botocore.BotoCoreError)
