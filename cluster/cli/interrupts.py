@@ -12,6 +12,10 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def _unheard(number: int, frame: FrameType | None) -> None:
+    """Do nothing; with ``SIG_IGN`` Python prints a traceback about a signal that came together with the first."""
+
+
 @contextmanager
 def interrupted_once() -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` in the body at the first of these signals, and ignore them from then on.
@@ -24,7 +28,7 @@ def interrupted_once() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in taken:
-            signal.signal(each, signal.SIG_IGN)
+            signal.signal(each, _unheard)
         # Straight to the terminal: the code below may hold the console's lock.
         os.write(sys.stderr.fileno(), b"\nending, please wait\n")
         raise KeyboardInterrupt

@@ -34,6 +34,27 @@ def test_the_first_signal_interrupts_and_the_next_cannot_interrupt_the_end(numbe
         signal.signal(signal.SIGINT, original)
 
 
+def test_two_signals_at_one_moment_are_one_interrupt() -> None:
+    """Both wait until they are let through; the second one is not the subject of a traceback."""
+    original = signal.signal(signal.SIGINT, signal.default_int_handler)
+    both = {signal.SIGINT, signal.SIGTERM}
+
+    def body() -> None:
+        with interrupted_once():
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            try:
+                for number in both:
+                    signal.raise_signal(number)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            body()
+    finally:
+        signal.signal(signal.SIGINT, original)
+
+
 def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
