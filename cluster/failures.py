@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
 
 from grpc import RpcError as GrpcError
 from ray import exceptions as ray_errors
 from ray.serve import exceptions as serve_errors
 
 from shared.errors import OverloadedError, RankMeshError, StageUnavailableError
+from shared.log import redact_text
 
 _RETRY_AFTER_S = 1.0
 _REASON_CHARS_MAX = 300
+_START_CHARS_MAX = 500
+_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(: |$)")
 
 _REASONS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
     # Before RayError: a request that was cancelled is both.
@@ -77,3 +82,25 @@ def _root(error: BaseException) -> BaseException:
             return error
         error = inner
     return error
+
+
+def start_failure(message: str) -> str:
+    """Return what a station's constructor raised, out of the nested tracebacks that Serve makes of it; else nothing.
+
+    Args:
+        message: What Serve says about a deployment.
+    """
+    lines = [line.strip() for line in message.splitlines()]
+    errors = [line for line in lines if _ERROR_LINE.match(line) and not line.startswith("RuntimeError: Traceback")]
+    return redact_text(errors[-1])[:_START_CHARS_MAX] if errors else ""
+
+
+def why_not(messages: Mapping[str, str]) -> str:
+    """Return why stations did not start.
+
+    Args:
+        messages: Station -> what Serve says about it. Stations that only wait for others are left out when any failed.
+    """
+    errors = {name: reason for name, message in messages.items() if (reason := start_failure(message))}
+    last = {name: (message.strip().splitlines() or ["not ready"])[-1] for name, message in messages.items()}
+    return "; ".join(f"{name}: {words.strip()[:_START_CHARS_MAX]}" for name, words in (errors or last).items())

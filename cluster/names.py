@@ -13,6 +13,11 @@ def deployment_name(station: str) -> str:
     return station.replace(":", "-")
 
 
+def station_name(deployment: str) -> str:
+    """Return the station of a Serve name: ``embedding-1`` -> ``embedding:1``."""
+    return deployment.replace("-", ":", 1)
+
+
 def station_configs(config: MeshConfig) -> dict[str, ReplicaConfig]:
     """Return every station of a mesh with its replicas, in the order of a request, the ingress first."""
     stations = {"ingress": config.ingress.replicas, "preprocess": config.preprocess.replicas}

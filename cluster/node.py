@@ -6,10 +6,9 @@ Imported after the environment is set: Ray reads it at import.
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,15 @@ from ray.experimental import internal_kv
 from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.control import ServeControl
-from cluster.names import APP
+from cluster.failures import start_failure, why_not
+from cluster.names import APP, station_name
 from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
 from cluster.pulse import Pulse
 from cluster.raylets import Raylets
 from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
+from cluster.watch import StationWatch
 from shared.clock import SystemClock
 from shared.errors import StageUnavailableError
 from shared.log import JsonLogger
@@ -40,8 +41,6 @@ _VITAL = {"gcs_server": "GCS", "raylet": "raylet"}
 _GCS_TIMEOUT_S = 5.0
 _LOGS_KEPT = 2
 _STATUS_PERIOD_S = 0.25  # the question costs the controller some milliseconds, and the stations want the cores
-_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(: |$)")
-_REASON_CHARS_MAX = 500
 
 
 class Node:
@@ -60,6 +59,7 @@ class Node:
         self._rollouts: RolloutThread | None = None
         self._raylets = Raylets(config.ray)
         self._pulse = Pulse(_ask_gcs)
+        self._watch: StationWatch | None = None
 
     def start(self) -> None:
         """Start Ray's daemons as children of this process: Linux kills them when it dies, however it dies.
@@ -125,18 +125,20 @@ class Node:
             raise StageUnavailableError(what, stage="mesh")
 
     def follow(self, place: Place, folder: Path, logger: JsonLogger) -> None:
-        """Bring deltas and new versions to the running stations from now on, on a thread of its own.
+        """Bring deltas and new versions to the running stations from now on, and watch them, on threads of their own.
 
         Args:
             place: What the stations were started with.
             folder: Of the mesh; requests for roll-outs come into it.
-            logger: Told of every change and refusal.
+            logger: Told of every change and refusal, and why a replica did not start.
         """
         store = WeightStore(place.weights_url)
         control = ServeControl(self._config)
         rollouts = Rollouts(store, place.version, control, folder, self._config.updates, SystemClock(), logger)
         self._rollouts = RolloutThread(rollouts)
         self._rollouts.start()
+        self._watch = StationWatch(_start_failures, logger)
+        self._watch.start()
 
     @property
     def served(self) -> str | None:
@@ -171,6 +173,8 @@ class Node:
         if self._rollouts is not None:
             self._rollouts.stop()
         self._pulse.stop()
+        if self._watch is not None:
+            self._watch.stop()
         if self.ended():  # there is nobody left to do it in order; the owner ends what remains by its id
             return
 
@@ -190,19 +194,15 @@ class Node:
             logger.warning("ray_stop_late", stop_timeout_s=self._config.ray.stop_timeout_s)
 
 
-def why_not(messages: Mapping[str, str]) -> str:
-    """Return what the stations' constructors raised, out of the nested tracebacks that Serve makes of it.
-
-    Args:
-        messages: Station -> what Serve says about it. Stations that only wait for others are left out when any failed.
-    """
-    lines = {name: [line.strip() for line in message.splitlines()] for name, message in messages.items()}
-    errors = {
-        name: [line for line in each if _ERROR_LINE.match(line) and not line.startswith("RuntimeError: Traceback")]
-        for name, each in lines.items()
-    }
-    shown = {name: each for name, each in errors.items() if each} or lines
-    return "; ".join(f"{name}: {(each or ['not ready'])[-1][:_REASON_CHARS_MAX]}" for name, each in shown.items())
+def _start_failures() -> dict[str, str]:
+    """Return station -> why a replica of it failed to start, of those that lack one."""
+    application = serve.status().applications.get(APP)
+    found = {}
+    for name, each in () if application is None else application.deployments.items():
+        lacks = each.status != "HEALTHY" or any(state != "RUNNING" for state in each.replica_states)
+        if lacks and (reason := start_failure(each.message)):
+            found[station_name(name)] = reason
+    return found
 
 
 def _ask_gcs() -> None:

@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
+from cluster.failures import start_failure
 from cluster.names import APP, deployment_name, station_configs
 from services.ingress.directory import DeploymentStatus, ReplicaState, ReplicaStatus, StoreStatus
 from shared.clock import Clock
@@ -144,8 +145,12 @@ def deployments_of(details: Mapping[str, Any], replies: Replies, config: MeshCon
         found = deployed.get(name, {})
         replicas = [_replica(name, each, replies) for each in found.get("replicas", []) if each["state"] in _STATES]
         target = found.get("target_num_replicas", wanted.replicas)
+        lacks = sum(each.state == "ready" for each in replicas) < target
+        reason = start_failure(found.get("message", "")) if lacks else ""
         result.append(
-            DeploymentStatus(name=station, target=target, replicas=sorted(replicas, key=lambda each: each.id))
+            DeploymentStatus(
+                name=station, target=target, replicas=sorted(replicas, key=lambda each: each.id), reason=reason
+            )
         )
     return result
 

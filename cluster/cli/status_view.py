@@ -48,6 +48,9 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
         head.add_row("updates", Text(f"delta {status.updates.newest} is not served: {status.updates.reason}", "yellow"))
     if kernels := _kernels(status):
         head.add_row("kernels", kernels)
+    for station in status.deployments:
+        if station.reason:
+            head.add_row(station.name, Text(f"a replica does not start: {station.reason}", "bold red"))
     store_sign = _sign("ready" if status.store.healthy else "down")
     head.add_row("store", Text.assemble(store_sign, f"  {status.store.kind}, {status.store.url}"))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bright_black")

@@ -33,6 +33,7 @@ class DeploymentStatus(_Body):
     name: str
     target: int = Field(ge=0, description="replicas wanted")
     replicas: list[ReplicaStatus]
+    reason: str = Field("", description="why the last replica of it that failed to start did; empty once all run")
 
 
 class StoreStatus(_Body):

@@ -8,8 +8,8 @@ from typing import Any, cast
 from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.connect import connect_stations
+from cluster.failures import start_failure, why_not
 from cluster.names import deployment_name, station_configs
-from cluster.node import why_not
 from cluster.stations import Place
 from shared.userlog import StoreConfig
 from tests.unit.cluster.fake_serve import FakeServeHandle
@@ -108,6 +108,12 @@ def test_the_reason_is_found_in_nested_tracebacks() -> None:
     assert (
         reason == "sequence: shared.errors.WeightsError: dense tensors of weights v1 do not fit their model: Error(s):"
     )
+
+
+def test_what_only_waits_has_not_failed() -> None:
+    assert start_failure("Deployment 'a' has 2 replicas that take long.") == start_failure("") == ""
+    assert start_failure(f"A replica failed to start with exception. Retrying. Error:\n{NESTED}").startswith("shared.")
+    assert "hunter2" not in start_failure("OSError: cannot read redis://:hunter2@host/0")
 
 
 def test_without_an_exception_every_station_that_is_late_is_named() -> None:

@@ -99,3 +99,17 @@ async def test_a_store_that_is_out_of_reach_is_said_to_be() -> None:
     assert not status.healthy
     assert "secret" not in status.url
     assert status.kind == "embedded"
+
+
+def test_why_a_replica_does_not_start_is_said_until_all_run() -> None:
+    view = details(("embedding-0", "a", "STARTING"))
+    entry = view["applications"][APP]["deployments"]["embedding-0"]
+    entry["message"] = (
+        "A replica failed to start with exception. Retrying. Error:\nTraceback:\n"
+        "shared.errors.WeightsError: weights v1: tables/item.safetensors does not match its checksum"
+    )
+    found = by_name(deployments_of(view, {}, MeshConfig()))
+    assert found["embedding:0"].reason.endswith("tables/item.safetensors does not match its checksum")
+    assert found["embedding:1"].reason == ""
+    entry["replicas"][0]["state"] = "RUNNING"
+    assert by_name(deployments_of(view, {}, MeshConfig()))["embedding:0"].reason == ""
