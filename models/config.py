@@ -264,8 +264,8 @@ class RankerConfig(Config):
     first_pass_width: int = Field(32, ge=1)
     speculative_width: int = Field(16, ge=1)
     objective_weights: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(OBJECTIVES, 1.0))
-    # Measured on MovieLens-1M, one seed (click NE as published, FLOPs a candidate): light .7743, 400; standard .7773,
-    # 66,000; full .7773, 109,000. The first pass is by far the best tier by cost, so it stays the lowest.
+    # Measured on MovieLens-1M, mean of three seeds (click NE as published, FLOPs a candidate): light .7665, 400;
+    # standard .7653, 65,000; full .7654, 107,000. The first pass is by far the best tier by cost: it stays the lowest.
     tiers: dict[str, TierConfig] = Field(
         default_factory=lambda: {
             "light": TierConfig(head_max=0),

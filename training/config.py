@@ -16,9 +16,9 @@ class OptimizerConfig(Config):
 
     Args:
         network_rate: Peak learning rate of the dense network.
-        candidate_share: Share of it that the candidate side's maps and the heads of the exits have. Adam moves every
-            weight by the rate, so a hidden unit with hundreds of inputs moves by hundreds of times that: at the whole
-            rate nine tenths of the heads' units never open again, in the first steps.
+        candidate_share: Share of it that the candidate side's maps and the heads of the exits have. Corrections are
+            small, and at the whole rate more of the heads' hidden units end closed for every row (43 of 64 at the
+            deepest exit against 27, quick model, seed 0).
         table_rate: Peak learning rate of the embedding tables.
         warmup_steps: Steps in which both rise from 0.
         final_share: Share of the peak that is left at the end of the linear decay.
