@@ -40,7 +40,7 @@ def test_every_shipped_scenario_is_valid_and_its_deployment_has_every_victim() -
         ("name: a\nfaults: [{kind: full, target: sequence}]\n", "faults.0", "must be store, is sequence"),
         ("name: a\nfaults: [{kind: kill, target: weights}]\n", "faults.0", "must be a process, is weights"),
         ("name: a\nfaults: [{kind: stop, target: node}]\n", "faults.0", "can be killed, not: stop"),
-        ("name: a\nspeed: 3\nfaults: [{kind: kill, target: store}]\n", "speed", "Extra inputs"),
+        ("name: a\nspeed: 3\nfaults: [{kind: kill, target: store}]\n", "speed", "is not a field"),
         ("name: a\njitter_s: 15.0\nfaults: [{kind: kill, target: store}]\n", "", "jitter_s must be under spacing_s 15"),
         ("name: a\nnum_pairs: 2\nfaults: [{kind: kill, target: store}]\n", "", "num_pairs needs two faults"),
     ],
