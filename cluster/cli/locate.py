@@ -30,8 +30,10 @@ def mesh_url(name: str, port: int | None, url: str | None) -> str:
         where = f"is at {found}" if found else "does not run here"
         raise usage_error(f"mesh {name} {where}, not at port {port}; give one of --name and --port", "--port")
     if found is None:
+        why = f" (the last one ended: {state.doing})" if state is not None and state.phase == "failed" else ""
         raise StageUnavailableError(
-            f"no mesh called {name} runs here; start one with `rankmesh up`, or name one with --name, --port or --url",
+            f"no mesh called {name} runs here{why}; start one with `rankmesh up`, or name one with --name, --port or "
+            "--url",
             stage="mesh",
         )
     return found

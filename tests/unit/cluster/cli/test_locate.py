@@ -44,3 +44,12 @@ def test_name_and_port_that_disagree_are_refused(name: str, where: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
         mesh_url(name, 8_341, None)
     assert f"mesh {name} {where}" in caught.value.message
+
+
+def test_why_the_last_one_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_VAR_DIR", str(tmp_path))
+    (tmp_path / "b").mkdir()
+    failed = first_state(MeshConfig(name="b"), "id", 1, 1.0).model_copy(update={"phase": "failed", "doing": "Ray died"})
+    failed.write(tmp_path / "b" / "mesh.json")
+    with pytest.raises(StageUnavailableError, match=r"no mesh called b runs here \(the last one ended: Ray died\)"):
+        mesh_url("b", None, None)
