@@ -64,7 +64,7 @@ def test_foundation_workers_may_start_at_none() -> None:
 def test_a_file_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
     path.write_text("sequence: { replicas: { autoscaling: { busy_target: 2 } } }", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"sequence.replicas.autoscaling.busy_target: .* \(value 2\)"):
+    with pytest.raises(ConfigError, match=r"sequence.replicas.autoscaling.busy_target must be under 1, is 2"):
         load_mesh(path)
 
 
