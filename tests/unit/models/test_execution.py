@@ -200,6 +200,19 @@ def test_an_exit_adds_to_the_first_pass(network: RankingNetwork, execution: Exec
 
 
 @torch.inference_mode()
+def test_all_depths_at_once_are_the_passes_one_by_one(network: RankingNetwork) -> None:
+    given = inputs(3)
+    layout = CandidateLayout.of(torch.arange(NUM_CANDIDATES) % 3, 3)
+    state = given.encode(network)
+    both = (given.pooled, given.counters)
+    found, _ = network.all_depths(state, *both, given.speculative, given.levels, layout)
+    assert list(found) == list(CONFIG.depths)
+    assert torch.equal(found[0], network.first_pass(state, *both, layout))
+    for depth in CONFIG.exits:
+        assert torch.equal(found[depth], given.rank(network, state, layout, depth, slice(None)))
+
+
+@torch.inference_mode()
 def test_scores_in_float32_are_finer_than_bfloat16(network: RankingNetwork) -> None:
     """A thousand candidates must not fall into a few hundred distinct scores."""
     given, fused = inputs(1), executed(network, Execution("torch", "bfloat16", ""))
