@@ -17,7 +17,8 @@ VARIANT ?= cpu
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 export PYTHON VARIANT PIP_ARGS
-# Each of the many processes of a mesh or a test run would compile the same files again.
+# Compiled once: each of the many processes of a mesh or a test run would compile the same files again.
+PACKAGES := shared services models training cluster kernels benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 $(if $(filter cpu gpu,$(VARIANT)),,$(error VARIANT is cpu or gpu, not '$(VARIANT)'))
 
@@ -47,6 +48,7 @@ $(DEV_STAMP): requirements/dev.in $(CONSTRAINTS) $(RUN_STAMP)
 # setuptools is in the environment already: no build isolation, no download.
 $(PACKAGE_STAMP): pyproject.toml $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES)
 	@touch $@
 
 # Says in one line what came of it; without a compiler PyTorch's own operators are used.

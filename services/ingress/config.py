@@ -106,8 +106,8 @@ class AdmissionConfig(Config):
         window_s: Busy time over which work is counted, seconds.
         num_windows: Windows, of which the upper quartile is the capacity.
         budget_share: Share of its budget that a request may be expected to take; the rest is for what is not expected.
-        wait_ms_max: A larger budget counts as this one, two attempts of preprocess (``StageBudgets``): who would
-            wait longer fails there, after the work, and is better refused before it.
+        wait_ms_max: A larger budget counts as this one: in a queue of more seconds the stations' own limits
+            (``StageBudgets``) fail what was let in, after the work, which is better refused before it.
         contended_share: Share of what fits from which on each caller has its own share only.
         weights: Tenant or surface -> weight of its share; 1 for those not named.
         memory_s: How long what a caller wanted is kept for it after its last request, seconds.
@@ -119,7 +119,7 @@ class AdmissionConfig(Config):
     window_s: float = Field(0.5, gt=0)
     num_windows: int = Field(10, ge=1, le=1_000)
     budget_share: float = Field(0.8, gt=0, le=1)
-    wait_ms_max: float = Field(1_200, gt=0)
+    wait_ms_max: float = Field(4_000, gt=0)
     contended_share: float = Field(0.5, ge=0, le=1)
     weights: dict[str, float] = Field(default_factory=dict)
     memory_s: float = Field(2.0, gt=0)
