@@ -10,7 +10,6 @@ from typing import Any
 
 from models.config import RankerConfig
 from models.features import FeatureExtractor
-from models.random_weights import random_weights
 from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from services.embedding.config import EmbeddingConfig
@@ -41,6 +40,7 @@ from shared.weights.held import OneVersion, Versions
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.fake_stations import FakeDirectory
 from tests.helpers.faulty import FaultyService
+from tests.helpers.weights import random_weights
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import pytest
 import uvicorn
 
 from benchmarks.site import Site
-from models.random_weights import random_weights
 from services.ingress.http import create_app
 from tests.helpers.local_mesh import LocalMesh
+from tests.helpers.weights import random_weights
 
 pytestmark = pytest.mark.integration
 

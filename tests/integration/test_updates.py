@@ -22,13 +22,13 @@ from cluster.local import Mesh
 from cluster.rollout import RolloutRequest, UpdatesConfig
 from models.config import RankerConfig
 from models.golden import add_golden
-from models.random_weights import random_weights
 from services.ingress.directory import RolloutBody, StatusBody
 from shared.clock import SystemClock
 from shared.schema.api import RankRequest
 from shared.weights import WeightStore
 from shared.weights.deltas import parse_stamp
 from tests.helpers.updated_mesh import publish_source
+from tests.helpers.weights import random_weights
 from training.publish import golden_request
 
 pytestmark = pytest.mark.timeout(240)  # the first of them starts a mesh

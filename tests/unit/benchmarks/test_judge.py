@@ -8,13 +8,13 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.client import Answer
 from benchmarks.judge import Judge, Judgement, SpeculativeInputs
-from models.random_weights import random_weights
 from shared.errors import StageUnavailableError
 from shared.schema.api import RankResponse
 from shared.schema.user import UserHistory
 from shared.userlog import UserLoad
 from tests.helpers.faulty import Fault
 from tests.helpers.local_mesh import LocalMesh
+from tests.helpers.weights import random_weights
 
 SOURCE = random_weights()
 HISTORY = UserHistory(

@@ -15,7 +15,7 @@ from benchmarks.client import MeshClient
 from benchmarks.site import Site
 from benchmarks.verify import Scope, Verdict, user_events, verify
 from cluster.histories import user_loads
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from services.ingress.config import IngressConfig, StageBudgets, TierConfig
 from services.ingress.http import create_app
@@ -26,6 +26,7 @@ from shared.schema.speculative import PrecomputedBatch
 from tests.helpers.faulty import Fault
 from tests.helpers.local_mesh import LocalMesh
 from tests.helpers.tiny_dataset import tiny_dataset
+from tests.helpers.weights import random_weights
 
 SIZES = (20, 40, 60)
 # On a busy machine a stage may take longer than a mesh would wait, and the answer would be a marked one.

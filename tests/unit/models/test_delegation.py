@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.delegation import delegate, delegate_weights
-from models.random_weights import random_weights
+from tests.helpers.weights import random_weights
 
 
 @given(st.dictionaries(st.text(max_size=4), st.integers(1, 1000)), st.integers(0, 1001))

@@ -16,7 +16,7 @@ from models.embedding.assemble import Assembler
 from models.embedding.tables import table_weight
 from models.features import FeatureExtractor
 from models.oracle import Oracle
-from models.random_weights import GENRES, TINY, random_weights
+from models.random_weights import GENRES, TINY
 from models.stations import CandidateRanker, TableShard
 from shared.errors import InvalidRequestError
 from shared.hashing import EntityId
@@ -25,6 +25,7 @@ from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory
 from shared.wire import CandidateBatch, columns_of
+from tests.helpers.weights import random_weights
 
 BOUNDS = (-1.0, 0.1, 0.7)
 CARRYING = RankerConfig.model_validate(

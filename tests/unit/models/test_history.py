@@ -16,10 +16,11 @@ from models.execution_config import REFERENCE, Backend, Execution
 from models.history import EncodedHistory
 from models.network import RankingNetwork
 from models.random_request import random_requests
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.sequence_encoder import Ages, Events
 from models.stations import RequestEncoder, StateArrays
 from shared.schema.user import UserHistory
+from tests.helpers.weights import random_weights
 
 NOW_S = 1_000_000
 CONFIG = TINY.model_copy(

@@ -10,11 +10,12 @@ import pytest
 from models.config import TierConfig
 from models.features import FeatureExtractor
 from models.oracle import Oracle, OracleAnswer, compare, tolerance
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.stations import CandidateRanker, Ranking, RequestEncoder, TableShard
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory
+from tests.helpers.weights import random_weights
 
 _TOLERANCE = tolerance(TINY)
 

@@ -8,12 +8,12 @@ import pytest
 from models.config import EncoderConfig, RankerConfig
 from models.features import FeatureExtractor
 from models.payload import PayloadSizes
-from models.random_weights import random_weights
 from models.source import MemorySource
 from models.stations import RequestEncoder, TableShard
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory
+from tests.helpers.weights import random_weights
 
 SMALL = RankerConfig(width=16, history_length=20, encoder=EncoderConfig(num_events=20))
 WIDE = RankerConfig(width=64, history_length=300, num_layers=4, encoder=EncoderConfig(num_events=200, num_summaries=6))

@@ -20,10 +20,11 @@ from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.random_request import random_requests
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.simplify import Simplified, num_parameters, simplify
 from models.wukong import InteractionLayer
 from shared.schema.user import UserHistory
+from tests.helpers.weights import random_weights
 
 _GROUP = GroupConfig(num_queries=2, num_mixtures=4, num_mlp_tokens=3, num_linear_tokens=3, hidden_width=12)
 _CONFIG = TINY.model_copy(

@@ -19,7 +19,7 @@ from models.features import FeatureExtractor
 from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
 from models.passes import Steps
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from models.stations import CandidateRanker, RankAsk, Ranking, RequestEncoder, TableShard, load_network
 from shared.errors import InvalidRequestError, StageUnavailableError, WeightsError
@@ -29,6 +29,7 @@ from shared.schema.features import FeatureBatch
 from shared.schema.speculative import SpeculativeEmbeddings
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory
+from tests.helpers.weights import random_weights
 
 _STAMP = Stamp("r", "random", "test", "0", 0.0)
 _TIERS = {

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.random_weights import random_weights
 from models.source import MemorySource
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
@@ -25,6 +24,7 @@ from services.speculative.foundation import FoundationService
 from shared.clock import ManualClock
 from shared.errors import WeightsError
 from shared.userlog import MemoryUserLog
+from tests.helpers.weights import random_weights
 
 CLOCK = ManualClock()
 BUILDERS: dict[str, Callable[[MemorySource], Any]] = {

@@ -12,7 +12,7 @@ import pytest
 
 from models.config import TierConfig as ModelTier
 from models.oracle import Oracle, OracleAnswer, compare, tolerance
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from shared.errors import StageUnavailableError, VersionMismatchError
 from shared.hashing import EntityId
 from shared.schema.api import Event, EventsRequest, RankResponse
@@ -21,6 +21,7 @@ from shared.userlog import UserLoad
 from tests.helpers.faulty import HANG, Fault
 from tests.helpers.local_mesh import LocalMesh
 from tests.helpers.waiting import until
+from tests.helpers.weights import random_weights
 
 CONFIG = TINY.model_copy(update={"tiers": {"light": ModelTier(head_max=0), "full": ModelTier(head_max=10)}})
 SOURCE = random_weights(CONFIG)

@@ -15,12 +15,12 @@ from benchmarks.weights.drift import Drift, States
 from cluster.rollout import RolloutRequest
 from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
-from models.random_weights import random_weights
 from shared.hashing import EntityId
 from shared.schema.api import Event, EventsRequest, RankResponse
 from shared.weights.deltas import parse_stamp
 from tests.helpers.updated_mesh import UpdatedMesh, publish_source
 from tests.helpers.waiting import until
+from tests.helpers.weights import random_weights
 from tests.unit.services.test_mesh import ALL, CONFIG, NOW_S, SOURCE, Answer, load
 
 USERS: list[EntityId] = [2, 3, 4]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.config import TierConfig as ModelTier
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.routing import GROUP, SIGNALS, GainModel, surface_keys
 from models.source import MemorySource
 from services.ingress.config import RouterConfig
@@ -19,6 +19,7 @@ from shared.schema.api import RankRequest
 from shared.userlog import UserLoad
 from tests.helpers.faulty import Fault
 from tests.helpers.local_mesh import PATIENT, LocalMesh
+from tests.helpers.weights import random_weights
 
 NOW_S = 1_000_000
 CONFIG = TINY.model_copy(update={"tiers": {"light": ModelTier(head_max=0), "full": ModelTier(head_max=10)}})

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from models.features import FeatureExtractor
-from models.random_weights import random_weights
 from models.stations import CandidateRanker, Ranking, TableShard
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService, ShardRows
@@ -39,6 +38,7 @@ from shared.schema.speculative import SpeculativeTask
 from shared.weights.held import OneVersion
 from shared.wire import CandidateBatch, encode_batch
 from tests.helpers.waiting import until
+from tests.helpers.weights import random_weights
 
 SOURCE = random_weights()
 VERSION = SOURCE.version

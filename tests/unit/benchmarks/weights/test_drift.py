@@ -10,11 +10,11 @@ import pytest
 from benchmarks.weights.drift import Drift, States
 from models.features import FeatureExtractor
 from models.golden import Golden
-from models.random_weights import random_weights
 from models.stations import CandidateRanker
 from shared.errors import WeightsError
 from shared.weights import WeightStore
 from tests.helpers.updated_mesh import publish_source
+from tests.helpers.weights import random_weights
 
 SOURCE = random_weights(version="v")
 

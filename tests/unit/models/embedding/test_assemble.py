@@ -10,7 +10,7 @@ import pytest
 from models.config import RankerConfig
 from models.embedding.assemble import Assembler
 from models.features import FeatureExtractor
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from models.stations import TableShard
 from shared.errors import InvalidRequestError
@@ -18,6 +18,7 @@ from shared.hashing import EntityId
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
+from tests.helpers.weights import random_weights
 
 _STAMP = Stamp("r", "random", "test", "0", 0.0)
 _IDS: list[EntityId] = [1, 40, 7, "unknown", 13, 22, 21, 2**40]

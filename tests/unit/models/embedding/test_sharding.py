@@ -16,13 +16,14 @@ from models.embedding.serving_rows import hot_rows, with_serving_rows
 from models.embedding.tables import table_weight
 from models.features import FeatureExtractor
 from models.golden import Golden
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from models.stations import CandidateRanker, TableShard
 from shared.errors import InvalidRequestError, WeightsError
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch, JaggedIds
 from shared.schema.stamp import Stamp
+from tests.helpers.weights import random_weights
 
 STAMP = Stamp("r", "random", "test", "0", 0.0)
 KINDS: tuple[tuple[Placement, int], ...] = (

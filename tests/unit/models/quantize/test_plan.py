@@ -13,13 +13,14 @@ from models.features import FeatureExtractor
 from models.golden import Golden, add_golden
 from models.quantize.measure import eligible_layers, with_formats
 from models.quantize.plan import PrecisionPlan, device_name, find_plan, shapes_digest
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.stations import CandidateRanker, load_network
 from services.ranking.config import RankingConfig
 from services.ranking.service import RankingService
 from shared.clock import ManualClock
 from shared.errors import WeightsError
 from shared.log import JsonLogger
+from tests.helpers.weights import random_weights
 
 SOURCE = random_weights()
 LAYERS = eligible_layers(load_network(SOURCE, TINY))

@@ -13,7 +13,7 @@ from models.embedding.serving_rows import with_serving_rows
 from models.embedding.table_shard import TableShard
 from models.embedding.tables import table_weight
 from models.features import FeatureExtractor
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from models.updates.live import LiveConfig
 from models.updates.shard import LiveTableShard
@@ -21,6 +21,7 @@ from shared.errors import InvalidRequestError, VersionMismatchError, WeightsErro
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
 from shared.weights.state import TensorState
+from tests.helpers.weights import random_weights
 
 STAMP = Stamp("r", "random", "test", "0", 0.0)
 KINDS: tuple[tuple[Placement, int, RowType], ...] = (

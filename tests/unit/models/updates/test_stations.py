@@ -12,7 +12,7 @@ import pytest
 from models.execution_config import REFERENCE
 from models.features import FeatureExtractor
 from models.golden import Golden
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from models.stations import CandidateRanker, RequestEncoder, TableShard
 from models.updates.live import LiveConfig
@@ -22,6 +22,7 @@ from shared.errors import VersionMismatchError, WeightsError
 from shared.weights import WeightReader, WeightStore
 from shared.weights.delta_log import DeltaLog
 from shared.weights.errors import DeltaGapError
+from tests.helpers.weights import random_weights
 from training.deltas import DeltaPublisher, resume_series
 
 CONFIG = LiveConfig(block_rows=4)

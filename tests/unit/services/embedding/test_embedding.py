@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.features import FeatureExtractor
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.source import MemorySource
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
@@ -17,6 +17,7 @@ from shared.clock import ManualClock
 from shared.errors import DeadlineExceededError, InvalidRequestError, VersionMismatchError
 from shared.schema.features import FeatureBatch
 from shared.schema.stamp import Stamp
+from tests.helpers.weights import random_weights
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.stations import RequestEncoder
 from services.sequence.config import SequenceConfig
 from services.sequence.service import SequenceService
@@ -20,6 +20,7 @@ from shared.userlog import BufferConfig, MemoryUserLog, UserLog
 from shared.weights.held import OneVersion
 from tests.helpers.faulty import HANG, FaultyService
 from tests.helpers.waiting import as_time_passes
+from tests.helpers.weights import random_weights
 
 LENGTH = 6
 SOURCE = random_weights(TINY.model_copy(update={"history_length": LENGTH}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.history import EncodedHistory
-from models.random_weights import TINY, random_weights
+from models.random_weights import TINY
 from models.stations import RequestEncoder
 from services.sequence.config import SequenceConfig
 from services.sequence.service import SequenceService
@@ -20,6 +20,7 @@ from shared.schema.api import Event
 from shared.schema.user import EncodeTask, UserHistory, UserState
 from shared.userlog import MemoryUserLog, UserLog
 from shared.weights.held import OneVersion
+from tests.helpers.weights import random_weights
 
 ENCODER_CONFIG = TINY.encoder.model_copy(update={"num_events": 14, "window_step": 4})
 SOURCE = random_weights(TINY.model_copy(update={"encoder": ENCODER_CONFIG}), golden=False)
