@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -13,6 +14,9 @@ from shared.hashing import EntityId
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
 from shared.userlog import AppendResult, HistoryQuery, MemoryUserLog, UserLoad
+
+TIMEOUT_S: Final = 1.0
+"""``StoreConfig.io_timeout_ms``: a call whose caller is gone, and whose cancellation was lost, ends by this."""
 
 
 class SimulatedStore:
@@ -93,9 +97,12 @@ class SimulatedUserLog:
         return await self._store.log.delete(user)
 
     async def check(self) -> None:
-        """See ``UserLog``."""
+        """See ``UserLog``; a store that is silent is given up after ``TIMEOUT_S``, as the real client does."""
         try:
-            await self._store.trip()
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._store.trip()
+        except TimeoutError as error:
+            raise StoreUnavailableError(f"user log: no answer in {TIMEOUT_S} s", stage="sequence") from error
         except RedisConnectionError as error:
             raise StoreUnavailableError(f"user log: {error}", stage="sequence") from error
 
