@@ -100,8 +100,7 @@ class HistoryLoad:
         except BrokenPipeError:  # it ended before it read: ``wait`` says so
             pass
 
-    def end(self) -> None:
-        """End it, whatever it has come to."""
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -116,8 +115,12 @@ class HistoryLoad:
         Raises:
             StageUnavailableError: the load failed; says why.
         """
-        while self._process.poll() is None:
-            pause()
+        try:
+            while self._process.poll() is None:
+                pause()
+        except BaseException:
+            self._end()
+            raise
         assert self._process.stdout is not None  # a pipe was asked for
         with self._process.stdout as stdout:
             said = stdout.read()

@@ -128,7 +128,8 @@ def _weights(plan: Plan, store: WeightStore, steps: Steps) -> Choice:
         return found
     told = f"another process trains with {plan.train_path}; waiting, to use what it publishes"
     with one_trainer(plan.settings.var_dir, plan.train, lambda: steps.note(told)) as waited:
-        found = _trained(plan, store, steps) if waited else None
+        # Looked at again in any case: another one may have published between the look above and the lock.
+        found = _trained(plan, store, steps) if waited else find_trained(store, plan.train)
         return found or _train(plan, store, steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,8 +58,6 @@ def test_who_waits_may_end_the_wait(tmp_path: Path) -> None:
         raise ConfigError("to be ended")
 
     load = HistoryLoad(request("redis://127.0.0.1:1/0", tmp_path))
-    try:
-        with pytest.raises(ConfigError):
-            load.wait(stop)
-    finally:
-        load.end()
+    with pytest.raises(ConfigError):
+        load.wait(stop)
+    assert load._process.returncode == -signal.SIGKILL
