@@ -21,6 +21,10 @@ _KEY = b"serving-order"
 _MARGIN_S = 5.0
 """What a reply may take beyond the time that a replica was given: starved cores, transport."""
 
+_TURN_S = 0.25
+"""Stations are told one after the other, each when the one before has answered or this has passed: to take a delta up
+costs tens of milliseconds of a core in each, which all at once would be missing to the requests of that moment."""
+
 
 class ServeControl:
     """``cluster.rollout.MeshControl`` over Ray Serve; all calls from one event loop.
@@ -40,8 +44,12 @@ class ServeControl:
         """
         stations = station_configs(self._config)
         names = [name for name, part in stations.items() if part.replicas_min > 0 or self._has_replicas(name)]
-        said = await asyncio.gather(*(self._broadcast(name, wait_s, "hold", list(stamps), wait_s) for name in names))
-        return dict(zip(names, said, strict=True))
+        calls: list[asyncio.Task[list[dict[str, Any]]]] = []
+        for name in names:
+            call = asyncio.create_task(self._broadcast(name, wait_s, "hold", list(stamps), wait_s), name=f"hold {name}")
+            calls.append(call)
+            await asyncio.wait([call], timeout=_TURN_S)
+        return dict(zip(names, await asyncio.gather(*calls), strict=True))
 
     async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
         """Tell every ingress replica what to rank with; returns what each says."""

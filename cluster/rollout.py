@@ -51,6 +51,10 @@ class UpdatesConfig(Config):
     Args:
         follow: Whether the deltas of the served version are followed.
         period_s: Time between rounds: what came in between is applied together.
+        busy_share: Share of the time in which deltas may be taken up: after a state that took long to take up the next
+            one waits, and is that of all deltas which came meanwhile. Where cores are scarce a take-up takes longer,
+            so fewer come. 1: in every round.
+        rest_s_max: Longest such wait: by so much, and a round, do answers lag behind the log.
         hold_timeout_s: Longest wait for the replicas in one round; what takes longer is found by the next.
         load_timeout_s: Longest time until every replica holds a version that is rolled out.
         live: Limits of each replica.
@@ -59,6 +63,8 @@ class UpdatesConfig(Config):
 
     follow: bool = True
     period_s: float = Field(1.0, gt=0, le=3600)
+    busy_share: float = Field(0.1, gt=0, le=1)
+    rest_s_max: float = Field(10.0, ge=0, le=3600)
     hold_timeout_s: float = Field(5.0, gt=0)
     load_timeout_s: float = Field(1800.0, gt=0)
     live: LiveConfig = LiveConfig()
@@ -160,6 +166,8 @@ class Rollouts:
         self._in_flight: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset({version})
         self._is_stale = False
+        self._aims: dict[str, int] = {}  # version -> delta whose state is to be served
+        self._rest_until_s = 0.0
         self.order = ServingOrder.first(version)
 
     async def run(self) -> None:
@@ -177,7 +185,8 @@ class Rollouts:
     async def round(self) -> None:
         """Take one step towards what is asked for."""
         self._take_request()
-        newest = {base: self._newest(base) for base in self._bases()}
+        begin_s, aims = self._clock.monotonic_s(), self._aims
+        newest = self._aims = {base: self._aim(base, begin_s) for base in self._bases()}
         target = version_stamp(self._base, newest[self._base])
         canary = None
         if self._try is not None and self._try.phase == "canary":
@@ -193,6 +202,10 @@ class Rollouts:
             self._told = hold if all(_hold(found.replies, stamp) for stamp in hold) else frozenset()
         self._advance(target, canary, found.replies)
         found.reports = await self._serve()
+        if any(newest[base] != aims.get(base, 0) for base in newest):
+            end_s = self._clock.monotonic_s()
+            rest_s = (end_s - begin_s) * (1 / self._config.busy_share - 1)
+            self._rest_until_s = end_s + min(rest_s, self._config.rest_s_max)
         self._judge(found)
 
     # --- what is wanted -------------------------------------------------------------------------------------------
@@ -203,10 +216,12 @@ class Rollouts:
             bases.append(self._try.request.version)
         return bases
 
-    def _newest(self, base: str) -> int:
-        """Return the number of the newest delta of a version, 0 where they are not followed."""
+    def _aim(self, base: str, now_s: float) -> int:
+        """Return the delta of a version whose state is wanted: the newest, or during a rest the one before it."""
         if not self._config.follow:
             return 0
+        if now_s < self._rest_until_s and base in self._aims:
+            return self._aims[base]
         numbers = DeltaLog(self._store, base).sequences()
         return numbers[-1] if numbers else 0
 

@@ -45,7 +45,7 @@ CONFIG = IngressConfig(
     num_shards=NUM_SHARDS,
     in_flight_max=6,
     light_above_in_flight=4,
-    precompute=PrecomputeConfig(in_flight_max=2, timeout_ms=150),
+    precompute=PrecomputeConfig(settle_s=0.3, in_flight_max=2, timeout_ms=150),
     hedge=HedgeConfig(share_max=0.2, calls_min=4, window_calls=16, delay_ms_min=5.0),
 )  # fmt: skip
 MODEL = RankerConfig()

@@ -56,12 +56,16 @@ class PrecomputeConfig(Config):
 
     Args:
         enabled: Whether answers are followed by precomputation.
+        settle_s: How long a state of the weights must have served before embeddings are made, and looked for, with it:
+            they end with their state, so those of one that is soon replaced would be work for nobody. 0: at once. The
+            state with which a mesh or a replica starts is taken as settled.
         in_flight_max: Precomputations at once; more are dropped and counted.
         candidates_max: Head candidates of one answer that are precomputed.
         timeout_ms: Longest time of one, milliseconds.
     """
 
     enabled: bool = True
+    settle_s: float = Field(10.0, ge=0, le=86_400)
     in_flight_max: int = Field(4, ge=1)
     candidates_max: int = Field(128, ge=1, le=10_000)
     timeout_ms: float = Field(2_000, gt=0)

@@ -77,7 +77,7 @@ class IngressService:
         self._directory = directory
         limits = (config.tiers, config.light_above_in_flight, config.light_above_load)
         first = FrontModel(model, router or BudgetRouter(*limits))
-        self.serving = Serving(model.version, first, open_model or _nothing_else, tiers)
+        self.serving = Serving(model.version, first, open_model or _nothing_else, tiers, clock)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
         self._hedger = Hedger(config.hedge, [f"embedding:{shard}" for shard in range(len(stations.embedding))])
@@ -324,7 +324,7 @@ class IngressService:
             as_of_s=as_of_s,
             deadline=deadline,
             choice=model.router.choose(query),
-            speculative=request.speculative,
+            speculative=request.speculative and self.serving.has_settled(version, self.config.precompute.settle_s),
             sizes=model.info.sizes,
         )
 

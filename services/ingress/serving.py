@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.ingress.directory import RolloutBody, UpdatesBody
 from services.ingress.model_info import ModelInfo
 from services.ingress.routing import TierRouter
+from shared.clock import Clock
 from shared.errors import ConfigError, RankMeshError
 from shared.hashing import EntityId
 from shared.weights.deltas import parse_stamp
@@ -69,10 +71,16 @@ class Serving:
         model: What is known of it.
         open_model: Reads another version; blocks.
         tiers: Tiers that a version must have.
+        clock: Measures for how long a state has served.
     """
 
     def __init__(
-        self, version: str, model: FrontModel, open_model: Callable[[str], FrontModel], tiers: Sequence[str]
+        self,
+        version: str,
+        model: FrontModel,
+        open_model: Callable[[str], FrontModel],
+        tiers: Sequence[str],
+        clock: Clock,
     ) -> None:
         self._models = {parse_stamp(version)[0]: model}
         self._open = open_model
@@ -80,6 +88,8 @@ class Serving:
         self._in_flight: Counter[str] = Counter()
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._refused: dict[str, str] = {}
+        self._clock = clock
+        self._since_s: dict[str, float] = {version: -math.inf}
         self.order = ServingOrder.first(version)
 
     def start(self, order: ServingOrder) -> None:
@@ -92,6 +102,7 @@ class Serving:
             if stamp is not None and (base := parse_stamp(stamp)[0]) not in self._models:
                 self._models[base] = self._checked(base)
         self.order = order
+        self._since_s = dict.fromkeys(self._asked(), -math.inf)
 
     @property
     def info(self) -> ModelInfo:
@@ -113,6 +124,11 @@ class Serving:
     def model(self, stamp: str) -> FrontModel:
         """Return what is known of the version of a stamp."""
         return self._models[parse_stamp(stamp)[0]]
+
+    def has_settled(self, stamp: str, settle_s: float) -> bool:
+        """Return whether requests have been ranked with a state for so long, and new ones still are."""
+        since_s = self._since_s.get(stamp)
+        return since_s is not None and self._clock.monotonic_s() - since_s >= settle_s
 
     def begin(self, stamp: str) -> None:
         """Note that a request, or work after one, uses a stamp."""
@@ -160,6 +176,8 @@ class Serving:
         if (order.canary is None) != (self.order.canary is None):
             self._outcomes.clear()
         self.order = order
+        now_s = self._clock.monotonic_s()
+        self._since_s = {stamp: self._since_s.get(stamp, now_s) for stamp in asked}
         outcomes: dict[str, dict[str, int]] = {}
         for (base, outcome), number in self._outcomes.items():
             outcomes.setdefault(base, {})[outcome] = number

@@ -62,7 +62,7 @@ class UpdatedMesh(LocalMesh):
             source.version,
             Control(self),
             folder,
-            UpdatesConfig(live=LIVE),
+            UpdatesConfig(live=LIVE, busy_share=1.0),
             self.clock,
             JsonLogger(stream=io.StringIO()),
         )

@@ -119,7 +119,7 @@ class Updated:
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Updated]:
     folder = tmp_path_factory.mktemp("updates")
-    config = world_config(folder, "updates", updates=UpdatesConfig(period_s=PERIOD_S))
+    config = world_config(folder, "updates", updates=UpdatesConfig(period_s=PERIOD_S, busy_share=1.0))
     with hosted_world(folder, config) as (mesh, site):
         yield Updated(mesh, site, folder)
 

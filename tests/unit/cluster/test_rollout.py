@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ class FakeMesh:
         refuses: (station, stamp) -> reason.
         silent: Stations that do not answer.
         slow: Versions that nobody has read yet.
+        took_s: What it takes to hold something.
         in_flight: Stamps that requests of the ingress use.
         reports: What the ingress adds to its report.
         published: What a replica that starts would find.
@@ -45,9 +47,12 @@ class FakeMesh:
         self.published: ServingOrder | None = None
         self.num_holds = 0
         self.is_deaf = False
+        self.took_s = 0.0
+        self.clock = ManualClock()
 
     async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         self.num_holds += 1
+        await self.clock.sleep_s(self.took_s)
         assert self.published is not None
         assert set(stamps) <= set(self.published.held), "a replica that starts now would not know of them"
         replies: dict[str, list[dict[str, Any]]] = {}
@@ -85,7 +90,8 @@ class Rig:
             with self.store.writer(version) as writer:
                 writer.add_json("model", {})
                 writer.commit()
-        self.mesh, self.clock = FakeMesh(), ManualClock()
+        self.mesh = FakeMesh()
+        self.clock = self.mesh.clock
         config = UpdatesConfig(load_timeout_s=100, canary=CanaryConfig(answers_min=10, labels_min=10))
         logger = JsonLogger(stream=io.StringIO())
         self.loop = Rollouts(self.store, "v", self.mesh, folder, config, self.clock, logger)
@@ -102,6 +108,13 @@ class Rig:
     async def rounds(self, num: int = 1) -> None:
         for _ in range(num):
             await self.loop.round()
+
+    async def tried(self) -> str:
+        """Do a round that takes as long as the mesh does; returns what is served then."""
+        doing = asyncio.create_task(self.loop.round())
+        await self.clock.advance(self.mesh.took_s)
+        await doing
+        return self.loop.order.version
 
     @property
     def rollout(self) -> Any:
@@ -132,6 +145,43 @@ async def test_deltas_are_served_once_all_hold_them(rig: Rig) -> None:
     holds = rig.mesh.num_holds
     await rig.rounds(3)
     assert rig.mesh.num_holds == holds
+
+
+async def test_a_take_up_rests_for_as_long_as_its_share_asks(rig: Rig) -> None:
+    rig.mesh.took_s = 0.5
+    rig.append("v")
+    assert await rig.tried() == "v+1"
+    rig.append("v", 3)
+    await rig.clock.advance(4.4)  # nine times what it took, less a little
+    holds = rig.mesh.num_holds
+    assert (await rig.tried(), rig.mesh.num_holds) == ("v+1", holds)
+    await rig.clock.advance(0.2)
+    assert await rig.tried() == "v+4", "what came meanwhile is taken together"
+
+
+async def test_a_rest_has_a_limit_and_ends_for_no_other_version(rig: Rig) -> None:
+    rig.mesh.took_s = 5.0
+    rig.append("v")
+    assert await rig.tried() == "v+1"
+    rig.append("v")
+    await rig.clock.advance(9.9)
+    assert await rig.tried() == "v+1"
+    await rig.clock.advance(0.2)
+    assert await rig.tried() == "v+2"
+    rig.append("w", 2)
+    rig.ask()
+    assert [await rig.tried() for _ in range(2)] == ["w", "w+2"], "another version waits for nothing"
+
+
+async def test_a_state_that_is_late_stays_the_aim_while_the_rest_lasts(rig: Rig) -> None:
+    rig.mesh.took_s, rig.mesh.silent = 0.5, {"embedding:0"}
+    rig.append("v")
+    assert await rig.tried() == "v"
+    rig.append("v")
+    rig.mesh.silent = set()
+    assert await rig.tried() == "v+1", "it is asked for again, not the next one beside it"
+    await rig.clock.advance(10)
+    assert await rig.tried() == "v+2"
 
 
 async def test_states_in_use_are_held(rig: Rig) -> None:

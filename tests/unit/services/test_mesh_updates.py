@@ -18,6 +18,7 @@ from models.oracle import Oracle, compare, tolerance
 from shared.hashing import EntityId
 from shared.schema.api import Event, EventsRequest, RankResponse
 from shared.weights.deltas import parse_stamp
+from tests.helpers.local_mesh import PATIENT
 from tests.helpers.updated_mesh import UpdatedMesh, publish_source
 from tests.helpers.waiting import until
 from tests.helpers.weights import random_weights
@@ -113,7 +114,10 @@ async def test_a_request_that_is_under_way_gets_the_state_that_it_began_with(mes
     assert await faults(mesh, [late, fresh]) == []
 
 
-async def test_embeddings_of_another_state_are_not_read(mesh: UpdatedMesh) -> None:
+async def test_embeddings_of_another_state_are_not_read(tmp_path: Path) -> None:
+    precompute = PATIENT.precompute.model_copy(update={"settle_s": 0.0})
+    mesh = UpdatedMesh(tmp_path, SOURCE, PATIENT.model_copy(update={"precompute": precompute}))
+    await mesh.log.load_many([load(3, 9)])
     await mesh.rank(3, ALL, timestamp_s=NOW_S)
     await mesh.ingress.precompute.drain()
     again = await mesh.rank(3, ALL, timestamp_s=NOW_S)
@@ -127,6 +131,7 @@ async def test_embeddings_of_another_state_are_not_read(mesh: UpdatedMesh) -> No
     await mesh.ingress.precompute.drain()
     later = await mesh.rank(3, ALL, timestamp_s=NOW_S)
     assert "exact" in {row.speculative for row in later.candidates}
+    await mesh.aclose()
 
 
 async def test_a_wrong_delta_is_refused_and_a_new_version_helps(mesh: UpdatedMesh) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from services.ingress.config import AdmissionConfig, IngressConfig, PrecomputeConfig
+from services.ingress.serving import ServingOrder
+from shared.clock import ManualClock
 from shared.errors import StageUnavailableError
 from shared.log import JsonLogger
 from shared.schema.api import RankRequest
-from tests.helpers.fake_stations import FakeMesh, FakeSpeculative
+from tests.helpers.fake_stations import VERSION, FakeMesh, FakeSpeculative
 from tests.helpers.faulty import HANG, Fault
 
 CONFIG = IngressConfig(precompute=PrecomputeConfig(in_flight_max=2, candidates_max=3, timeout_ms=100))
@@ -53,6 +55,27 @@ async def test_exact_hits_are_not_computed_again(mesh: FakeMesh) -> None:
     await mesh.ingress.precompute.drain()
 
     assert mesh.services["foundation"].started["precompute"] == 1
+
+
+async def test_a_state_that_has_just_come_neither_reads_nor_fills_the_cache() -> None:
+    clock = ManualClock()
+    mesh = FakeMesh(IngressConfig(precompute=PrecomputeConfig(settle_s=10)), clock)
+    await rank(mesh)
+    await mesh.ingress.precompute.drain()
+    assert {row["speculative"] for row in (await rank(mesh))["candidates"]} == {"none", "exact"}
+    await mesh.ingress.precompute.drain()
+    await mesh.ingress.serving.take(ServingOrder(version=f"{VERSION}+1"))
+    reads, fills = (dict(mesh.services[name].started) for name in ("speculative", "foundation"))
+    await clock.advance(9.9)
+    body = await rank(mesh, user_id=2)
+    assert ({row["speculative"] for row in body["candidates"]}, body["degraded"]) == ({"none"}, [])
+    assert [dict(mesh.services[name].started) for name in ("speculative", "foundation")] == [reads, fills]
+    assert mesh.ingress.precompute.in_flight == 0
+    await clock.advance(0.1)
+    await rank(mesh, user_id=2)
+    assert mesh.services["speculative"].started["lookup"] == reads["lookup"] + 1
+    assert mesh.ingress.precompute.in_flight == 1
+    mesh.ingress.precompute.close()
 
 
 async def test_the_number_of_pairs_is_bounded(mesh: FakeMesh) -> None:

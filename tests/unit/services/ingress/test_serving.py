@@ -13,6 +13,7 @@ from services.ingress.feedback import Feedback
 from services.ingress.model_info import ModelInfo
 from services.ingress.routing import TierRouter
 from services.ingress.serving import FrontModel, Serving, ServingOrder, in_share
+from shared.clock import ManualClock
 from shared.errors import ConfigError, StageUnavailableError, WeightsError
 from shared.schema.api import Event
 
@@ -34,8 +35,13 @@ def opened(version: str) -> FrontModel:
 
 
 @pytest.fixture
-def serving() -> Serving:
-    return Serving("v", front("v"), opened, ["full", "light"])
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def serving(clock: ManualClock) -> Serving:
+    return Serving("v", front("v"), opened, ["full", "light"], clock)
 
 
 async def test_a_share_of_the_users_gets_the_canary_always_the_same(serving: Serving) -> None:
@@ -75,6 +81,24 @@ async def test_what_is_in_use_is_told(serving: Serving) -> None:
     serving.end("v")
     serving.end("v+1")
     assert (await serving.take(ServingOrder(version="v+2")))["in_flight"] == []
+
+
+async def test_a_state_settles_while_it_serves(serving: Serving, clock: ManualClock) -> None:
+    assert serving.has_settled("v", 3600), "what a mesh starts with"
+    assert not serving.has_settled("v+1", 0), "what no request is ranked with"
+    await serving.take(ServingOrder(version="v+1"))
+    assert serving.has_settled("v+1", 0)
+    await clock.advance(5)
+    await serving.take(ServingOrder(version="v+1", canary="w", share=0.1))
+    await clock.advance(5)
+    assert [serving.has_settled("v+1", limit_s) for limit_s in (10, 10.1)] == [True, False], "told twice, begun once"
+    assert [serving.has_settled("w", limit_s) for limit_s in (5, 5.1)] == [True, False]
+    assert not serving.has_settled("v", 0)
+    await serving.take(ServingOrder(version="v"))
+    assert not serving.has_settled("v", 1), "it serves anew"
+    serving.start(ServingOrder(version="v", canary="w"))
+    assert serving.has_settled("v", 3600)
+    assert serving.has_settled("w", 3600)
 
 
 async def test_outcomes_count_from_when_the_canary_began(serving: Serving) -> None:

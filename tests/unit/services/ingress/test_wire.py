@@ -47,7 +47,7 @@ def mesh() -> FakeMesh:
     mesh = FakeMesh(IngressConfig(limits=LIMITS), SystemClock())
     router = mesh.ingress.serving.model(VERSION).router
     front = FrontModel(ModelInfo(VERSION, MODEL, {}, None), router)
-    mesh.ingress.serving = Serving(VERSION, front, lambda version: front, ["full", "light"])
+    mesh.ingress.serving = Serving(VERSION, front, lambda version: front, ["full", "light"], mesh.clock)
     return mesh
 
 
