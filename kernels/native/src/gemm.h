@@ -97,26 +97,33 @@ struct PackedMatrix {
   }
 };
 
-// rows x columns product of `a` [rows, 2 * num_pairs] with a packed matrix; init(row, column), store(row, column, v).
-template <class Init, class Store>
+// rows x columns product of `a` [rows, 2 * num_pairs] with a packed matrix; init(row, column), store(row, column, v). Full
+// panels are done in tiles of MAX rows and 16 * NZ columns.
+template <int NZ = 4, int MAX = 6, class Init, class Store>
 inline void gemm(const bf16* a, long a_stride, long rows, const PackedMatrix& w, Init&& init, Store&& store) {
   for (long column = 0; column < w.columns; column += 64) {
     const pair* panel = w.data + column * w.num_pairs;
     const long width = w.columns - column < 64 ? w.columns - column : 64;
-    const auto run = [&](auto zmms, long from) __attribute__((always_inline)) {
+    const auto run = [&](auto zmms, auto most, long from) __attribute__((always_inline)) {
       constexpr int kZ = decltype(zmms)::value;
-      tile_rows<kZ>(
+      tile_rows<kZ, decltype(most)::value>(
           a, a_stride, 2, rows, panel + from, width, w.num_pairs,
           [&](long r, long z) __attribute__((always_inline)) { return init(r, column + from + 16 * z); },
           [&](long r, long z, __m512 v) __attribute__((always_inline)) { store(r, column + from + 16 * z, v); });
     };
+    const std::integral_constant<int, MAX> most;
     if (width == 64) {
-      run(std::integral_constant<int, 4>{}, 0);
+      for (long from = 0; from < 64; from += 16 * NZ) run(std::integral_constant<int, NZ>{}, most, from);
       continue;
     }
-    if (width >= 32) run(std::integral_constant<int, 2>{}, 0);
-    if (width % 32) run(std::integral_constant<int, 1>{}, width - 16);
+    const std::integral_constant<int, 6> few;
+    if (width >= 32) run(std::integral_constant<int, 2>{}, few, 0);
+    if (width % 32) run(std::integral_constant<int, 1>{}, few, width - 16);
   }
 }
+
+// Up to this depth half a panel stays in the first-level cache, and tiles of 12 x 32 read it from there; deeper ones come
+// from the second level anyway, and 6 x 64 has fewer loads a product.
+constexpr long kShallowPairs = 160;
 
 }  // namespace rankmesh

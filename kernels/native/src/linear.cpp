@@ -155,7 +155,7 @@ struct BroadcastLinearArguments {
 
 namespace {
 
-// One panel of the requests' parts. Few rows are bound by reading the weight, so its panels are the tasks.
+// One panel of the requests' parts.
 void request_panel(const BroadcastLinearArguments& a, long panel) {
   const long column0 = panel * 64;
   const long x_stride = 2L * a.request_weight.num_pairs;
@@ -166,17 +166,31 @@ void request_panel(const BroadcastLinearArguments& a, long panel) {
       });
 }
 
-void linear_chunk(const BroadcastLinearArguments& a, long first, long rows, long column0, long end) {
+template <int NZ, int MAX>
+__attribute__((noinline)) void linear_tiles(const BroadcastLinearArguments& a, long first, long rows, long column0, long end) {
   const long x_stride = 2L * a.weight.num_pairs;
   const long outputs = a.outputs;
   const float* part = a.request_part == nullptr ? nullptr : a.request_part + column0;
   const std::int32_t* requests = a.requests == nullptr ? nullptr : a.requests + first;
+  const __m512 floor = _mm512_set1_ps(a.relu != 0 ? 0.0f : -INFINITY);
+  const bf16* x = a.x + first * x_stride;
+  const PackedMatrix weight = a.weight.columns_of(column0, end);
+  // By value: what is stored could otherwise be any of these, and each of them would be read again for each vector.
+  if (part != nullptr && requests == nullptr && a.out_is_fp32 == 0 && column0 + weight.columns <= outputs) {
+    // The common case without a question a vector: with few inputs those would weigh as much as a tenth of the product.
+    bf16* const out = static_cast<bf16*>(a.out) + first * outputs + column0;
+    gemm<NZ, MAX>(
+        x, x_stride, rows, weight,
+        [=](long, long column) __attribute__((always_inline)) { return _mm512_loadu_ps(part + column); },
+        [=](long r, long column, __m512 v) __attribute__((always_inline)) {
+          store_bf16(out + r * outputs + column, _mm512_max_ps(floor, v));
+        });
+    return;
+  }
   void* const out = a.out;
   const bool is_fp32 = a.out_is_fp32 != 0;
-  const __m512 floor = _mm512_set1_ps(a.relu != 0 ? 0.0f : -INFINITY);
-  // By value: what is stored could otherwise be any of these, and each of them would be read again for each vector.
-  gemm(
-      a.x + first * x_stride, x_stride, rows, a.weight.columns_of(column0, end),
+  gemm<NZ, MAX>(
+      x, x_stride, rows, weight,
       [=](long r, long column) __attribute__((always_inline)) {
         if (part == nullptr) return _mm512_setzero_ps();
         const long request = requests == nullptr ? 0 : requests[r];
@@ -188,22 +202,55 @@ void linear_chunk(const BroadcastLinearArguments& a, long first, long rows, long
       });
 }
 
+void linear_chunk(const BroadcastLinearArguments& a, long first, long rows, long column0, long end) {
+  if (a.weight.num_pairs <= kShallowPairs) {
+    linear_tiles<2, 12>(a, first, rows, column0, end);
+  } else {
+    linear_tiles<4, 6>(a, first, rows, column0, end);
+  }
+}
+
+// Requests' parts of one panel, then all rows of it. Between the rows a later panel of the requests' weight is fetched, the
+// one that this thread comes to next if all are equally fast: a single request's row is bound by reading that weight, the
+// rows by arithmetic, so each hides the other.
+void panel_of_both(const BroadcastLinearArguments& a, long panel, long next_panel) {
+  constexpr long kRows = 48;
+  constexpr long kLine = 64;
+  request_panel(a, panel);
+  const long column0 = panel * 64;
+  const long panel_bytes = 64L * a.request_weight.num_pairs * static_cast<long>(sizeof(pair));
+  const char* next = reinterpret_cast<const char*>(a.request_weight.data) + next_panel * panel_bytes;
+  const long next_bytes = (next_panel + 1) * 64 <= a.request_weight.columns ? panel_bytes : 0;
+  for (long first = 0; first < a.num_rows; first += kRows) {
+    const long rows = a.num_rows - first < kRows ? a.num_rows - first : kRows;
+    linear_chunk(a, first, rows, column0, column0 + 64);
+    const long from = round_up(next_bytes * first / a.num_rows, kLine);
+    const long end = next_bytes * (first + rows) / a.num_rows;
+    for (long at = from; at < end; at += kLine) _mm_prefetch(next + at, _MM_HINT_T1);
+  }
+}
+
 }  // namespace
 
 RANKMESH_API int rankmesh_broadcast_linear(const BroadcastLinearArguments* given, int num_threads) {
   const BroadcastLinearArguments& a = *given;
+  const long num_panels = (a.weight.columns + 63) / 64;
+  if (a.request_x != nullptr && num_panels >= 4L * num_threads) {
+    parallel_for(num_panels, num_threads, [&](long task, int) { panel_of_both(a, task, task + num_threads); });
+    return 0;
+  }
   const Grid grid(a.num_rows, a.chunk, a.weight.columns, num_threads);
-  const long num_panels = a.request_x == nullptr ? 0 : (a.request_weight.columns + 63) / 64;
+  const long first_task = a.request_x == nullptr ? 0 : num_panels;
   std::atomic<long> panels_done{0};
-  parallel_for(num_panels + grid.num_tasks(), num_threads, [&](long task, int) {
-    if (task < num_panels) {
+  parallel_for(first_task + grid.num_tasks(), num_threads, [&](long task, int) {
+    if (task < first_task) {
       request_panel(a, task);
       panels_done.fetch_add(1, std::memory_order_release);
       return;
     }
     // Tasks are handed out in order: whoever comes here waits for panels that others have begun, and those wait for none.
-    while (panels_done.load(std::memory_order_acquire) < num_panels) _mm_pause();
-    task -= num_panels;
+    while (panels_done.load(std::memory_order_acquire) < first_task) _mm_pause();
+    task -= first_task;
     linear_chunk(a, grid.first_row(task), grid.num_rows(task), grid.first_panel(task) * 64, grid.end_panel(task) * 64);
   });
   return 0;
