@@ -144,6 +144,11 @@ BENCHMARKS: dict[str, Entry] = {
             "long_history_bytes",
         ),
     ),
+    "compskip": Entry(
+        "benchmarks.models.compskip:run",
+        "NE of clicks and FLOPs with encoder layers that take turns, and without; three seeds, 15 minutes",
+        ("ne_change_relative", "click_ne_turns", "click_ne_everything", "encoder_flops_cut"),
+    ),
     "length": Entry(
         "benchmarks.models.length:run",
         "NE of clicks by the events that the ranker may read of a user, 0 to 1,000, with a power-law fit; 8 minutes",

@@ -1,8 +1,7 @@
 """Benchmark ``frontier``: what routing requests to tiers gives on the T1 test rows, with three seeds.
 
 Each seed trains the quick model. Its gain model is fitted on the validation rows; then the test rows are routed at
-every price. Logits are kept in ``var/frontier``: a later run of the same configuration trains nothing, and one that was
-ended goes on with the next seed.
+every price. Logits are kept (``benchmarks.models.predictions``): a later run of the same model trains nothing.
 
 * ``flops_saved_at_equal_ne``: share of the full tier's FLOPs that the cheapest mix saves whose NE is no worse;
 * ``flops_saved_mean_curve``: the same of the mean curve of all seeds, in which chance crossings of one seed count less;
@@ -20,20 +19,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import quantiles
+from benchmarks.models.predictions import load_or_train
 from benchmarks.record import RESULTS_DIR, Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
 from models.routing import GainModel
 from shared.settings import load_settings
 from training.config import TrainConfig, load_train_config
 from training.data import Dataset, load_dataset
-from training.evaluate import Predictions, fit_calibration, predict
+from training.evaluate import Predictions, fit_calibration
 from training.frontier import Frontier, draw_frontier, frontier_chart
-from training.loop import train
 from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
 from training.routing import Floats, Slice, choose, cost_shares, fit_gain_model, slice_of
 
@@ -61,13 +59,13 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     Raises:
         DataUnavailableError: the data cannot be had.
     """
-    settings = load_settings()
     share = QUICK_SHARE if options.quick else TRAIN_SHARE
     config = load_train_config(TRAIN_CONFIG).model_copy(update={"train_share": share})
-    dataset = load_dataset(config.dataset, settings.data_dir, synthetic_fallback=config.synthetic_fallback)
+    dataset = load_dataset(config.dataset, load_settings().data_dir, synthetic_fallback=config.synthetic_fallback)
     seeds = range(options.seed, options.seed + (1 if options.quick else NUM_SEEDS))
-    folder = settings.var_dir.absolute() / "frontier"
-    found = [_seed(config.model_copy(update={"seed": seed}), dataset, folder) for seed in seeds]
+    configs = [config.model_copy(update={"seed": seed}) for seed in seeds]
+    said = load_or_train(configs, dataset)
+    found = [_seed(each, dataset, logits) for each, logits in zip(configs, said, strict=True)]
     params: dict[str, Param] = {"seeds": len(found), "train_share": share, "dataset": config.dataset}
     if not options.quick:
         chart = frontier_chart(found[0].frontier, "click NE on the T1 test rows by mean FLOPs of a request")
@@ -76,33 +74,8 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     return BenchmarkReport(tuple(figures), config.digest())
 
 
-def scores(config: TrainConfig, dataset: Dataset, folder: Path) -> dict[str, Predictions]:
-    """Return what every depth says of the validation and the test rows.
-
-    Read from the folder where an earlier run has left them, else trained and left there.
-    """
-    path = folder / f"{config.digest()}.npz"
-    if not path.exists():
-        model = train(config, dataset)
-        parts = {
-            "valid": predict(model, dataset, dataset.split.valid, "strict"),
-            "test": predict(model, dataset, dataset.split.test, "strict"),
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        staged = path.with_suffix(".tmp.npz")
-        arrays: dict[str, Any] = {f"{name}.{depth}": x for name, part in parts.items() for depth, x in part.items()}
-        np.savez(staged, **arrays)
-        staged.rename(path)
-    with np.load(path) as stored:
-        found: dict[str, Predictions] = {"valid": {}, "test": {}}
-        for key in stored.files:
-            name, _, depth = key.partition(".")
-            found[name][int(depth)] = stored[key]
-    return found
-
-
-def _seed(config: TrainConfig, dataset: Dataset, folder: Path) -> Seed:
-    said, split, length = scores(config, dataset, folder), dataset.split, config.model.history_length
+def _seed(config: TrainConfig, dataset: Dataset, said: Mapping[str, Predictions]) -> Seed:
+    split, length = dataset.split, config.model.history_length
     calibration = fit_calibration(said["valid"], split.valid)
     costs = cost_shares(config.model)
     valid = slice_of(dataset, split.valid, length, said["valid"], calibration)

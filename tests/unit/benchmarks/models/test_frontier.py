@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.models import frontier
+from benchmarks.models import frontier, predictions
 from models.random_weights import TINY
 from tests.helpers.tiny_dataset import tiny_dataset
 from training.config import TrainConfig
@@ -15,15 +15,11 @@ from training.config import TrainConfig
 _CONFIG = TrainConfig(name="tiny", dataset="synthetic", threads=1, batch_rows=256, train_share=0.2, model=TINY)
 
 
-def test_a_second_run_trains_nothing_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = frontier._seed(_CONFIG, tiny_dataset(), tmp_path)
-    monkeypatch.setattr(frontier, "train", None)
-    second = frontier._seed(_CONFIG, tiny_dataset(), tmp_path)
+def test_figures_of_kept_logits(tmp_path: Path) -> None:
+    dataset = tiny_dataset()
+    predictions.keep(_CONFIG, dataset, tmp_path)
+    first, second = (frontier._seed(_CONFIG, dataset, predictions.read(_CONFIG, tmp_path)) for _ in range(2))
     assert first.frontier == second.frontier
-    other = _CONFIG.model_copy(update={"seed": 1})
-    with pytest.raises(TypeError):
-        frontier.scores(other, tiny_dataset(), tmp_path)
-
     figures = {each.metric: each for each in [*frontier._curve([first, second], {}), *frontier._logs([first], {}, 0)]}
     assert figures["click_ne_depth_2"].value == pytest.approx(first.frontier.uniform[-1].ne, abs=1e-6)
     assert {"flops_saved_at_equal_ne", "ne_gain_at_equal_flops", "ne_gain_at_equal_flops_depth_1"} <= set(figures)
