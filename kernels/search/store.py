@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import platform
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from kernels.search.run import SearchResult
 
 SOURCES = ("*.py", "*.cpp", "*.h")
+
+RESULT_BYTES_MAX = 1 << 20
+"""Largest file that is read as a result: some hundred bytes a variant are usual."""
 
 
 class SearchStore:
@@ -38,21 +43,10 @@ class SearchStore:
 
     def read(self, problem: Problem) -> SearchResult | None:
         """Return what an earlier search found; None when there was none or its file is damaged."""
-        from kernels.search.run import Outcome, SearchResult
-
         try:
-            held = json.loads(self.path(problem).read_text(encoding="utf-8"))
-            outcomes = tuple(Outcome(**each) for each in held["outcomes"])
-            result = SearchResult(held["op"], held["shape"], held["dtype"], held["winner"], outcomes, cached=True)
-        except (OSError, ValueError, KeyError, TypeError):
+            return _result(_document(self.path(problem)), problem)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
-        chosen = [
-            each.variant
-            for each in outcomes
-            if each.fate == "chosen" and isinstance(each.time_us, (int, float)) and each.time_us > 0
-        ]
-        known = {variant.name for variant in problem.variants}
-        return result if chosen == [result.winner] and result.winner in known else None
 
     def write(self, problem: Problem, result: SearchResult) -> None:
         """Keep a result, whole or not at all."""
@@ -63,6 +57,54 @@ class SearchStore:
             json.dump(held, file, indent=1, sort_keys=True)
         Path(file.name).chmod(0o644)  # a temporary file is its maker's alone
         Path(file.name).replace(self.path(problem))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    # A pipe or a device would be read for ever.
+    if not stat.S_ISREG(status.st_mode) or status.st_size > RESULT_BYTES_MAX:
+        raise ValueError(f"{path} must be a regular file of at most {RESULT_BYTES_MAX} bytes")
+    held = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(held, dict):
+        raise TypeError(f"{path} must hold an object, holds {type(held).__name__}")
+    return held
+
+
+def _result(held: dict[str, Any], problem: Problem) -> SearchResult:
+    """Return the result in a document.
+
+    Raises:
+        ValueError: it is not one that ``search`` writes for this problem.
+        KeyError: a part is missing.
+        TypeError: a part is of another kind.
+        OverflowError: a number is too large for a float.
+    """
+    from kernels.search.run import Outcome, SearchResult
+
+    outcomes = tuple(Outcome(**each) for each in held["outcomes"])
+    for each in outcomes:
+        if not all(isinstance(text, str) for text in (each.variant, each.fate, each.detail)):
+            raise TypeError("variant, fate and detail must be text")
+        if (each.time_us is not None and not 0 < _number(each.time_us) < math.inf) or (
+            each.error is not None and not _number(each.error) >= 0
+        ):
+            raise ValueError(f"{each.variant} must have a finite time above 0 and an error of at least 0")
+    chosen = [each for each in outcomes if each.fate == "chosen"]
+    if (held["op"], held["shape"], held["dtype"]) != (problem.op, problem.shape, problem.dtype):
+        raise ValueError("it is of another problem")
+    if [each.variant for each in outcomes] != [variant.name for variant in problem.variants]:
+        raise ValueError("it has other variants")
+    if [each.variant for each in chosen] != [held["winner"]] or chosen[0].time_us is None:
+        raise ValueError("it has no winner, or several")
+    if not _number(chosen[0].error) <= problem.tolerance:
+        raise ValueError("its winner is wrong")
+    return SearchResult(problem.op, dict(problem.shape), problem.dtype, held["winner"], outcomes, cached=True)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"must be a number, is {type(value).__name__}")
+    return float(value)
 
 
 def device_name() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def test_another_machine_searches_anew(tmp_path: Path) -> None:
     assert not search(asked, SearchStore(tmp_path, "another")).cached
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"winner": "right"}', "[]"])
+@pytest.mark.parametrize("damage", ["", "{", '{"winner": "right"}', "[]", "[" * 100_000, " " * (2 << 20)])
 def test_a_damaged_file_is_searched_anew(tmp_path: Path, damage: str) -> None:
     asked, store = problem(variant(right)), SearchStore(tmp_path)
     search(asked, store)
@@ -194,13 +195,49 @@ def test_a_stored_winner_must_be_among_the_variants_that_passed(tmp_path: Path) 
     assert not search(asked, store).cached
 
 
-def test_a_winner_without_a_time_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("time_us", None),
+        ("time_us", "fast"),
+        ("time_us", True),
+        ("time_us", [1]),
+        ("time_us", float("inf")),
+        ("time_us", float("nan")),
+        ("time_us", 0),
+        ("time_us", 10**400),
+        ("error", None),
+        ("error", 1e9),
+        ("error", float("nan")),
+        ("variant", ["right"]),
+        ("detail", {}),
+        ("fate", "slower"),
+    ],
+)
+def test_an_outcome_that_no_search_writes_is_damage(tmp_path: Path, field: str, value: object) -> None:
     asked, store = problem(variant(right)), SearchStore(tmp_path)
     search(asked, store)
     held = json.loads(store.path(asked).read_text())
-    held["outcomes"][0]["time_us"] = None
+    held["outcomes"][0][field] = value
+    if field == "variant":
+        held["winner"] = value
     store.path(asked).write_text(json.dumps(held))
     assert not search(asked, store).cached
+
+
+@pytest.mark.parametrize("field", ["op", "shape", "dtype"])
+def test_a_result_of_another_problem_is_damage(tmp_path: Path, field: str) -> None:
+    asked, store = problem(variant(right)), SearchStore(tmp_path)
+    search(asked, store)
+    held = json.loads(store.path(asked).read_text())
+    store.path(asked).write_text(json.dumps({**held, field: "other"}))
+    assert not search(asked, store).cached
+
+
+def test_a_pipe_in_place_of_a_result_is_not_read(tmp_path: Path) -> None:
+    asked, store = problem(variant(right)), SearchStore(tmp_path)
+    os.mkfifo(store.path(asked))
+    assert store.read(asked) is None
 
 
 def test_inputs_may_hold_nan() -> None:
