@@ -455,9 +455,9 @@ def _finished(
 
 
 def _in_words(plan: PrecisionPlan) -> str:
-    """Return how many layers have which format: ``4 layers in int8, 2 in bf16, NE +0.01%``."""
+    """Return how many layers have which format: ``4 layers in int8, 1 layer in bf16_packed, NE +0.01%``."""
     counts = Counter(plan.layers.values())
-    layers = ", ".join(f"{number} layers in {name}" for name, number in sorted(counts.items()))
+    layers = ", ".join(f"{number} layer{'s'[: number > 1]} in {name}" for name, number in sorted(counts.items()))
     return f"{layers or 'no layer in low precision'}, NE {plan.ne_change:+.2%}"
 
 

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from models.config import RankerConfig
 from models.network import RankingNetwork
 from models.quantize.formats import Format, linear_in
 from shared.clock import Clock
@@ -16,16 +17,20 @@ from shared.clock import Clock
 ROUNDS = 15
 
 
-def eligible_layers(network: RankingNetwork) -> dict[str, nn.Linear]:
-    """Return the linears that a plan may name: those of the candidate side but the heads' logits.
+def eligible_names(config: RankerConfig) -> list[str]:
+    """Return the names of the linears that a plan may name: those of the candidate side but the heads' logits.
 
     The request side runs once a request; logits, norms and the first pass decide on the order and stay in float32.
     """
     names = []
-    for index in range(network.config.num_layers):
+    for index in range(config.num_layers):
         names += [f"layers.{index}.candidate.{part}" for part in ("query", "attention_out", "up", "down")]
-    names += [f"heads.exits.{depth}.hidden" for depth in network.config.exits]
-    return {name: cast(nn.Linear, network.get_submodule(name)) for name in names}
+    return [*names, *(f"heads.exits.{depth}.hidden" for depth in config.exits)]
+
+
+def eligible_layers(network: RankingNetwork) -> dict[str, nn.Linear]:
+    """Return the linears of ``eligible_names``."""
+    return {name: cast(nn.Linear, network.get_submodule(name)) for name in eligible_names(network.config)}
 
 
 def with_formats(network: RankingNetwork, layers: Mapping[str, Format]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import stat
 from pathlib import Path
 
 import torch
@@ -12,11 +13,17 @@ from pydantic import Field, ValidationError
 
 from models.config import RankerConfig
 from models.quantize.formats import Format, missing
+from models.quantize.measure import eligible_names
 from shared.config import Config
 from shared.log import JsonLogger
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16")
 _PLAN_BYTES_MAX = 1 << 20
+_REASON_CHARS_MAX = 300
+
+SCORE_ERROR_MAX = 0.05
+"""Largest error of a score that a plan may have. The golden request is held to what the plan says, so a plan that says
+more would leave it nothing to find."""
 
 
 class LayerEvidence(Config):
@@ -114,8 +121,9 @@ def find_plan(
 ) -> PrecisionPlan | None:
     """Return the plan in a folder for this version on this device; None where there is none.
 
-    A plan of another version, device or shape, one with a format whose kernels are not there, one that says that
-    nothing pays, and a file that is no plan, is ignored, with a line in the log that says why.
+    A plan of another version, device or shape, one that names a layer that the model has not or a format whose kernels
+    are not there, one whose own figures break its budget or ``SCORE_ERROR_MAX``, one that says that nothing pays, and a
+    file that is no plan, is ignored, with a line in the log that says why.
 
     Args:
         folder: Where ``rankmesh quantize`` writes.
@@ -128,27 +136,43 @@ def find_plan(
     for path in sorted(folder.glob("*.json")):
         reason, plan = _read(path, {"version": version, "device": device, "shapes": shapes_digest(config)})
         if plan is not None:
-            return plan
-        logger.info("precision_plan_ignored", path=str(path), reason=reason)
+            reason = _unfit(plan, config)
+            if not reason:
+                return plan
+        logger.info("precision_plan_ignored", path=str(path), reason=reason[:_REASON_CHARS_MAX])
     return None
 
 
 def _read(path: Path, wanted: dict[str, str]) -> tuple[str, PrecisionPlan | None]:
     try:
-        if path.stat().st_size > _PLAN_BYTES_MAX:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
+            return "is no regular file", None
+        if status.st_size > _PLAN_BYTES_MAX:
             return f"larger than {_PLAN_BYTES_MAX} bytes", None
         plan = PrecisionPlan.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         return f"cannot be read: {error}", None
     except ValidationError as error:
         first = error.errors()[0]
-        return f"is no plan: {'.'.join(map(str, first['loc']))}: {first['msg']}", None
+        return f"is no plan: {': '.join(filter(None, ['.'.join(map(str, first['loc'])), first['msg']]))}", None
     for name, value in wanted.items():
         if (found := getattr(plan, name)) != value:
             return f"{name} is {found!r}, not {value!r}", None
+    return "", plan
+
+
+def _unfit(plan: PrecisionPlan, config: RankerConfig) -> str:
+    """Say why a plan for this version and device cannot be obeyed; "" when it can."""
     if not plan.layers:
-        return "says that nothing pays here", None
+        return "says that nothing pays here"
+    if unknown := sorted(set(plan.layers) - set(eligible_names(config))):
+        return f"layers must be those of the model that may run in low precision, name {unknown}"
+    if not abs(plan.ne_change) <= plan.ne_budget:
+        return f"ne_change must be within ne_budget {plan.ne_budget:g}, is {plan.ne_change:g}"
+    if not plan.score_error_max <= SCORE_ERROR_MAX:
+        return f"score_error_max must be at most {SCORE_ERROR_MAX:g}, is {plan.score_error_max:g}"
     for number_format in sorted(set(plan.layers.values())):
         if why := missing(number_format):
-            return f"format {number_format}: {why}", None
-    return "", plan
+            return f"format {number_format}: {why}"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,12 @@ def test_a_plan_read_back_is_the_same(tmp_path: Path) -> None:
         ({"device": "an abacus"}, "device is 'an abacus'"),
         ({"shapes": "0"}, "shapes is '0'"),
         ({"layers": {}}, "says that nothing pays here"),
+        ({"layers": {"layers.99.candidate.up": "int8"}}, "name ['layers.99.candidate.up']"),
+        ({"layers": {"counters.0": "int8"}}, "name ['counters.0']"),
+        ({"ne_change": -3e-4}, "ne_change must be within ne_budget 0.0002, is -0.0003"),
+        ({"ne_change": "NaN"}, "ne_change must be within ne_budget 0.0002, is nan"),
+        ({"score_error_max": 0.051}, "score_error_max must be at most 0.05, is 0.051"),
+        ({"score_error_max": "Infinity"}, "score_error_max must be at most 0.05, is inf"),
     ],
 )
 def test_a_plan_of_something_else_is_ignored_and_logged(
@@ -87,6 +94,22 @@ def test_a_file_that_is_no_plan_is_ignored_and_logged(tmp_path: Path) -> None:
     stream = io.StringIO()
     assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
     assert ["is no plan" in _reasons(stream)[0], "cannot be read" in _reasons(stream)[1]] == [True, True]
+
+
+def test_a_pipe_and_a_device_among_the_plans_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    stream = io.StringIO()
+    assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
+    assert _reasons(stream) == ["is no regular file"] * 2
+
+
+def test_a_reason_is_short_whatever_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"e" * 100_000: 1}))
+    (tmp_path / "b.json").write_text("[")
+    stream = io.StringIO()
+    assert find_plan(tmp_path, SOURCE.version, TINY, JsonLogger(stream=stream)) is None
+    assert [len(_reasons(stream)[0]) <= 300, _reasons(stream)[1].startswith("is no plan: Invalid JSON")] == [True, True]
 
 
 def test_a_folder_that_is_not_there_has_no_plan(tmp_path: Path) -> None:
