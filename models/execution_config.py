@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
+
+from pydantic import model_validator
 
 from shared.config import Config
 
@@ -37,6 +39,9 @@ class Execution:
         return f"{self.backend} {self.precision} ({self.reason})"
 
 
+ONLY_PRECISION: dict[BackendChoice, Precision] = {"reference": "float32", "native": "bfloat16"}
+"""The precision of those backends that have but one."""
+
 REFERENCE = Execution("reference", "float32", "as configured")
 """The training modules themselves."""
 
@@ -46,10 +51,17 @@ class ExecutionConfig(Config):
 
     Args:
         backend: ``auto``: the native library where it is built and can run the dtype, else stock torch; a name is kept
-            or refused.
+            or refused. ``native`` has bfloat16 only, ``reference`` float32 only.
         precision: Of stored activations and packed weights. ``float32`` answers as the oracle does, to rounding;
             ``bfloat16`` pays for large models; ``auto``: whichever product is faster on this machine.
     """
 
     backend: BackendChoice = "auto"
     precision: PrecisionChoice = "float32"
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        # Asked of the file, not only of a replica: that is minutes later.
+        if (only := ONLY_PRECISION.get(self.backend)) and self.precision not in (only, "auto"):
+            raise ValueError(f"precision of backend {self.backend} must be {only} or auto, is {self.precision}")
+        return self

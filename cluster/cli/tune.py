@@ -50,7 +50,14 @@ def tune(
     for outcome in result.outcomes:
         time = "" if outcome.time_us is None else f"{outcome.time_us / 1e3:8.2f} ms"
         error = "" if outcome.error is None else f"error {outcome.error:.1e}"
-        console.print(f"{outcome.variant.replace('_', ' '):18} {outcome.fate:12} {time:12} {error:14} {outcome.detail}")
+        name = outcome.variant.replace("_", " ")
+        line = f"{name:16} {outcome.fate:11} {time:11} {error:13} {outcome.detail}"
+        console.print(line.rstrip(), soft_wrap=True)
+    if mesh.execution.backend != "auto":
+        console.print(
+            f"replicas run {mesh.execution.backend}, as execution.backend says: only auto takes what a search found",
+            style="dim",
+        )
 
 
 def tune_version(weights: WeightSource, mesh: MeshConfig, var_dir: Path) -> SearchResult:

@@ -8,12 +8,13 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from kernels import native
 from models.config import EncoderConfig, GroupConfig, RankerConfig, TierConfig
 from models.execution import FusedNetwork, choose_execution, executed
-from models.execution_config import REFERENCE, Execution
+from models.execution_config import REFERENCE, Execution, ExecutionConfig
 from models.inputs import COUNTER_FEATURES
 from models.layers.layout import CandidateLayout
 from models.network import NUM_LEVELS, RankingNetwork, State
@@ -225,6 +226,15 @@ def test_a_choice_is_kept_or_refused() -> None:
     assert choose_execution("torch", "bfloat16") == Execution("torch", "bfloat16", "as configured")
     with pytest.raises(ConfigError, match="float32 only"):
         choose_execution("reference", "bfloat16")
+
+
+@pytest.mark.parametrize(("backend", "only"), [("native", "bfloat16"), ("reference", "float32")])
+def test_a_configuration_that_nothing_can_run_is_refused_when_read(backend: str, only: str) -> None:
+    other = "float32" if only == "bfloat16" else "bfloat16"
+    with pytest.raises(ValidationError, match=f"precision of backend {backend} must be {only} or auto, is {other}"):
+        ExecutionConfig.model_validate({"backend": backend, "precision": other})
+    for precision in (only, "auto"):
+        assert ExecutionConfig.model_validate({"backend": backend, "precision": precision}).precision == precision
 
 
 def test_without_the_library_auto_is_torch_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
