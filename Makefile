@@ -34,7 +34,7 @@ NAME_AND_PORT := $(if $(NAME),--name $(NAME)) $(if $(PORT),--port $(PORT))
 RUN_STAMP := .venv/.run-$(VARIANT)
 DEV_STAMP := .venv/.dev-$(VARIANT)
 PACKAGE_STAMP := .venv/.package
-NATIVE_STAMP := .venv/.native
+NATIVE_STAMP := var/native/.built
 CONSTRAINTS := $(if $(filter gpu,$(VARIANT)),requirements/gpu.txt,requirements/constraints-cpu.txt)
 
 $(RUN_STAMP): requirements/base.in requirements/$(VARIANT).in requirements/torchrec.in $(CONSTRAINTS) scripts/setup.sh
@@ -51,10 +51,10 @@ $(PACKAGE_STAMP): pyproject.toml $(RUN_STAMP)
 	@$(BIN)/python -m compileall -q -j 0 $(PACKAGES)
 	@touch $@
 
-# Says in one line what came of it; without a compiler PyTorch's own operators are used.
+# Says in one line what came of it; without a compiler PyTorch's own operators are used, and the stamp is not written: a
+# compiler that comes later is found.
 $(NATIVE_STAMP): kernels/native/build.py $(wildcard kernels/native/src/*) $(PACKAGE_STAMP)
-	@$(BIN)/python -m kernels.native
-	@touch $@
+	@$(BIN)/python -m kernels.native --stamp $@
 
 ##@ Set up
 

@@ -115,6 +115,11 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "on", "y", "yes"}
 
 
+def native_forbidden() -> bool:
+    """Whether ``RANKMESH_NATIVE=0`` keeps every kernel on its portable path."""
+    return os.environ.get("RANKMESH_NATIVE", "1") == "0"
+
+
 def require_triton(tensor: Tensor) -> None:
     """Refuse to run a Triton kernel on this tensor's device if that is impossible.
 

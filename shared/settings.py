@@ -7,11 +7,12 @@ All are optional; configuration proper lives in YAML files (see ``shared.config`
 | RANKMESH_VAR_DIR | folder of everything written at run time | var |
 | RANKMESH_DATA_DIR | folder of training data | <var>/data |
 | RANKMESH_LOG_LEVEL | debug, info, warning, error | info |
-| RANKMESH_NATIVE | "0" keeps every kernel on its portable path | 1 |
 | RANKMESH_TOKENS_FILE | tokens that a mesh started here accepts, where its configuration names no file | none |
 | RANKMESH_TOKEN | token that the command line sends | none |
 | RANKMESH_TOKEN_FILE | file with that token, where RANKMESH_TOKEN is not set | none |
 | RANKMESH_CA_FILE | certificates that the command line trusts beside the system's | none |
+
+``RANKMESH_NATIVE=0`` keeps every kernel on its portable path; ``kernels.backends``, which imports nothing, reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ class Settings(BaseModel):
     var_dir: Path = Path("var")
     data_dir: Path = Path("var/data")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
-    native: bool = True
     tokens_file: Path | None = None
     token: SecretStr | None = None
     token_file: Path | None = None
@@ -71,7 +71,6 @@ def load_settings() -> Settings:
         var_dir=var_dir,
         data_dir=Path(os.environ.get("RANKMESH_DATA_DIR", str(var_dir / "data"))),
         log_level=os.environ.get("RANKMESH_LOG_LEVEL", "info").lower(),
-        native=os.environ.get("RANKMESH_NATIVE", "1") != "0",
         tokens_file=_path("RANKMESH_TOKENS_FILE"),
         token=SecretStr(token) if (token := os.environ.get("RANKMESH_TOKEN")) else None,
         token_file=_path("RANKMESH_TOKEN_FILE"),

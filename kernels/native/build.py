@@ -8,8 +8,10 @@ never served by an old object. Several processes may build at once: each writes 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +36,12 @@ _ISA_FLAGS = (
 )
 _PORTABLE_SOURCE = "parallel.cpp"
 """Compiled without the ISA flags: it asks whether the others may run."""
+
+OBJECTS_KEPT = 8
+"""Objects that stay in a folder, the newest: those of other branches, which would be compiled again."""
+
+_ELF_HEADER = struct.Struct("<4s36xQ10xHH2x")
+"""Of 64 bits: magic, offset of the section table, size of an entry, number of entries. The table ends the file."""
 
 
 class BuildError(RuntimeError):
@@ -60,6 +68,21 @@ def built_library(folder: Path = DEFAULT_FOLDER) -> Path | None:
     return max(found)[1] if found else None
 
 
+def missing_bytes(path: Path) -> int:
+    """Return how many bytes an object lacks at its end: a process that loads one that was cut short dies (SIGBUS).
+
+    Raises:
+        OSError: it cannot be read, or is no object.
+    """
+    with path.open("rb") as file:
+        header = file.read(_ELF_HEADER.size)
+        size = file.seek(0, os.SEEK_END)
+    if len(header) < _ELF_HEADER.size or header[:4] != b"\x7fELF":
+        raise OSError(f"{path} is no ELF object of 64 bits")
+    _, begin, entry, count = _ELF_HEADER.unpack(header)
+    return max(int(begin) + int(entry) * int(count) - size, 0)
+
+
 def build(folder: Path = DEFAULT_FOLDER, compiler: str | None = None) -> Path:
     """Compile the library unless the same compiler has compiled the same sources before.
 
@@ -79,15 +102,26 @@ def build(folder: Path = DEFAULT_FOLDER, compiler: str | None = None) -> Path:
     if command is None:
         raise BuildError("no C++ compiler: neither g++ nor clang++ is there")
     target = folder / f"rankmesh-{source_hash()}-{_compiler_hash(command)}.so"
-    if target.exists():
+    if _is_whole(target):
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         objects = [_compile(command, source, Path(scratch)) for source in sorted(SOURCE_FOLDER.glob("*.cpp"))]
         linked = Path(scratch) / "linked.so"
         _run([command, "-shared", "-o", str(linked), *map(str, objects)])
+        with linked.open("rb") as file:
+            os.fsync(file.fileno())  # else a machine that stops now may keep the name and not the bytes
         linked.replace(target)
+    for old in sorted(folder.glob("rankmesh-*.so"), key=lambda path: path.stat().st_mtime)[:-OBJECTS_KEPT]:
+        old.unlink(missing_ok=True)  # a process that has it loaded keeps it
     return target
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return missing_bytes(path) == 0
+    except OSError:
+        return False
 
 
 def _compile(command: str, source: Path, scratch: Path) -> Path:
@@ -107,5 +141,7 @@ def _run(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        first = next((line for line in lines if "error: " in line), lines[0])
+        raise BuildError(f"{Path(command[0]).name}: {first}\n{' '.join(command)}\n{done.stderr.strip()}")
     return done.stdout

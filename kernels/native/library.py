@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.native.build import DEFAULT_FOLDER, built_library
+from kernels.backends import native_forbidden
+from kernels.native.build import DEFAULT_FOLDER, built_library, missing_bytes
 
 FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni")
 """Instruction sets that the library is compiled for, in the order of ``rankmesh_missing_features``."""
@@ -48,13 +49,18 @@ _ready: dict[Path, ctypes.CDLL] = {}
 
 def status(folder: Path = DEFAULT_FOLDER) -> NativeStatus:
     """Say whether the library of a cache folder can be used in this process; builds nothing."""
+    if native_forbidden():
+        return NativeStatus(False, "RANKMESH_NATIVE is 0", None)
     path = built_library(folder)
     if path is None:
         return NativeStatus(False, f"not built in {folder}: python -m kernels.native", None)
     try:
+        if path not in _loaded and (lacking := missing_bytes(path)):
+            reason = f"cut short: {path} lacks {lacking} bytes; python -m kernels.native builds it again"
+            return NativeStatus(False, reason, path)
         library = _open(path)
     except OSError as error:
-        return NativeStatus(False, f"cannot be loaded: {error}", path)
+        return NativeStatus(False, f"cannot be loaded: {error}; python -m kernels.native builds it again", path)
     missing_bits = library.rankmesh_missing_features()
     if missing := [name for bit, name in enumerate(FEATURES) if missing_bits >> bit & 1]:
         return NativeStatus(False, f"the processor or the system lacks {', '.join(missing)}", path)

@@ -26,7 +26,7 @@ CLOCKS = (
 )
 STOPWATCH = ("time.perf_counter", "time.perf_counter_ns")
 READS_ENVIRONMENT = ("shared/settings.py", "kernels/backends.py")
-"""kernels imports nothing of ours: it asks for TRITON_INTERPRET, which is Triton's own."""
+"""kernels imports nothing of ours: it asks for TRITON_INTERPRET, which is Triton's own, and for RANKMESH_NATIVE."""
 
 # Drawing from a process-wide generator; a generator of one's own (Random(seed), default_rng(seed)) is the way.
 SHARED_RANDOMNESS = (

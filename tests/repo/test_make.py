@@ -68,8 +68,8 @@ def test_scripts_can_be_run() -> None:
 @pytest.mark.parametrize("origin", ["command line", "environment"])
 def test_a_python_that_is_asked_for_is_looked_at_also_when_there_is_a_venv(origin: str) -> None:
     """What ``make setup`` would run, with every stamp there."""
-    stamps = ["run-cpu", "dev-cpu", "package", "native"]
-    old = [argument for stamp in stamps for argument in ("-o", f".venv/.{stamp}")]
+    stamps = [".venv/.run-cpu", ".venv/.dev-cpu", ".venv/.package", "var/native/.built"]
+    old = [argument for stamp in stamps for argument in ("-o", stamp)]
     asked = "PYTHON=/no/such/python"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
     command = ["make", "-n", *old, "setup"]

@@ -21,13 +21,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults() -> None:
-    assert load_settings() == Settings(var_dir=Path("var"), data_dir=Path("var/data"), log_level="info", native=True)
+    assert load_settings() == Settings(var_dir=Path("var"), data_dir=Path("var/data"), log_level="info")
 
 
 def test_every_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"VAR_DIR": "/v", "DATA_DIR": "/d", "LOG_LEVEL": "DEBUG", "NATIVE": "0"}.items():
+    for name, value in {"VAR_DIR": "/v", "DATA_DIR": "/d", "LOG_LEVEL": "DEBUG"}.items():
         monkeypatch.setenv(f"RANKMESH_{name}", value)
-    assert load_settings() == Settings(var_dir=Path("/v"), data_dir=Path("/d"), log_level="debug", native=False)
+    assert load_settings() == Settings(var_dir=Path("/v"), data_dir=Path("/d"), log_level="debug")
 
 
 def test_where_tokens_and_certificates_are(monkeypatch: pytest.MonkeyPatch) -> None:

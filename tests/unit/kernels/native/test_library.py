@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,7 @@ def test_a_built_library_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_missing_instructions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"rankmesh-{building.source_hash()}-00000000.so").touch()
+    monkeypatch.setattr(loading, "missing_bytes", lambda _: 0)
     monkeypatch.setattr(loading, "_open", lambda _: _Library())
     found = status(tmp_path)
     assert not found.available
@@ -122,8 +125,9 @@ def test_a_compiler_error_is_passed_on_and_leaves_nothing(tmp_path: Path, monkey
     sources.mkdir()
     (sources / "wrong.cpp").write_text("int f() { return nothing_of_that_name; }")
     monkeypatch.setattr(building, "SOURCE_FOLDER", sources)
-    with pytest.raises(BuildError, match="nothing_of_that_name"):
+    with pytest.raises(BuildError, match="nothing_of_that_name") as raised:
         build(folder, compiler)
+    assert "nothing_of_that_name" in str(raised.value).splitlines()[0], "setup shows the first line alone"
     assert list(folder.iterdir()) == []
 
 
@@ -141,13 +145,60 @@ def test_a_build_is_a_library_under_its_name(tmp_path: Path, monkeypatch: pytest
 
 
 def test_setup_says_one_line_and_never_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> Path:
         raise BuildError("no C++ compiler: neither g++ nor clang++ is there\nmore")
 
     monkeypatch.setattr(command, "build", fail)
-    assert command.main() == 0
+    assert command.main(["--stamp", str(tmp_path / "stamp")]) == 0
     said = capsys.readouterr().out
     assert said.count("\n") == 1
     assert "not built (no C++ compiler" in said
+    assert not (tmp_path / "stamp").exists()
+    monkeypatch.setattr(command, "build", lambda: None)
+    assert command.main(["--stamp", str(tmp_path / "stamp")]) == 0
+    assert (tmp_path / "stamp").exists()
+
+
+def test_a_library_that_was_cut_short_is_not_loaded_and_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_native()
+    whole = built_library()
+    assert whole is not None
+    path = tmp_path / whole.name
+    path.write_bytes(whole.read_bytes()[:5_000])  # to load it would kill this process
+    assert re.fullmatch(
+        r"cut short: .* lacks \d+ bytes; python -m kernels.native builds it again", status(tmp_path).reason
+    )
+    monkeypatch.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(building, "_compiler_hash", lambda _: whole.stem.rpartition("-")[2])
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):
+        build(tmp_path)
+    path.write_bytes(whole.read_bytes())
+    assert build(tmp_path) == path
+
+
+def test_the_oldest_objects_of_a_folder_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = building.find_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    sources, folder = tmp_path / "src", tmp_path / "out"
+    sources.mkdir()
+    folder.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setattr(building, "SOURCE_FOLDER", sources)
+    for index in range(building.OBJECTS_KEPT):
+        (folder / f"rankmesh-{index}.so").touch()
+        os.utime(folder / f"rankmesh-{index}.so", (index, index))
+    path = build(folder, compiler)
+    assert sorted(folder.iterdir()) == sorted([path, *(folder / f"rankmesh-{index}.so" for index in range(1, 8))])
+
+
+def test_the_switch_keeps_every_kernel_on_its_portable_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_NATIVE", "0")
+    assert (status().available, status().reason) == (False, "RANKMESH_NATIVE is 0")
+    monkeypatch.setattr(loading, "_ready", {})
+    with pytest.raises(NativeUnavailableError, match="RANKMESH_NATIVE is 0"):
+        loading.load()
