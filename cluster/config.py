@@ -50,6 +50,24 @@ EDGES: dict[str, Transport] = {
 }
 """Transport of each call, ``<station>.<method>``; a method that is not named goes by value."""
 
+NICENESS: dict[str, int] = {
+    "ingress": 0,
+    "preprocess": 0,  # a millisecond, and nothing stands in for features
+    "embedding": 5,
+    "sequence": 5,
+    "speculative": 5,
+    "ranking": 5,
+    "foundation": 10,  # work after the answer: what the stations of live requests leave
+}
+"""How much lower than the mesh's own the priority of a station's processes is while they serve (``cluster.priority``).
+
+Where all stations share a few cores, what decides must not queue behind what computes: at four times the load that it
+can carry, a mesh whose stations were all equal told a client after 120 ms that it is shed, half of that waiting for a
+core. On machines of their own it changes nothing.
+"""
+
+NICENESS_STEPS_MAX = 19
+
 
 class TlsConfig(Config):
     """HTTPS at the front door: HAProxy ends it, or Ray Serve's proxy where that listens.
@@ -323,6 +341,7 @@ class MeshConfig(Config):
         foundation: Workers that fill it; None: it is only read.
         ranking: Tier name -> deployment; the tiers that ``ingress.service.tiers`` names, no others.
         edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
+        niceness: Priority by kind of station, over the defaults ``NICENESS``; 0 is the mesh's own.
         execution: Kernels and dtype of every station that runs the network; one dtype, so that they fit together.
         updates: How new weights reach the running mesh.
         ray: The runtime.
@@ -342,6 +361,7 @@ class MeshConfig(Config):
         default_factory=lambda: {"full": RankingStation(), "light": RankingStation()}
     )
     edges: dict[str, Transport] = Field(default_factory=dict)
+    niceness: dict[str, Annotated[int, Field(ge=0, le=NICENESS_STEPS_MAX)]] = Field(default_factory=dict)
     execution: ExecutionConfig = ExecutionConfig()
     updates: UpdatesConfig = UpdatesConfig()
     ray: RayConfig = RayConfig()
@@ -353,6 +373,8 @@ class MeshConfig(Config):
             raise ValueError(f"ingress.service.tiers names {sorted(tiers)}, ranking has {sorted(self.ranking)}")
         if unknown := sorted(set(self.edges) - set(EDGES)):
             raise ValueError(f"edges must be among {', '.join(EDGES)}, has {', '.join(unknown)}")
+        if unknown := sorted(set(self.niceness) - set(NICENESS)):
+            raise ValueError(f"niceness must be of {', '.join(NICENESS)}, has {', '.join(unknown)}")
         if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas_min < 2:
             raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
         self._check_scaling()
@@ -386,6 +408,11 @@ class MeshConfig(Config):
         """Return how a call travels; ``station`` as in handles, e.g. ``embedding:1``."""
         edge = f"{station.partition(':')[0]}.{method}"
         return self.edges.get(edge, EDGES.get(edge, "value"))
+
+    def niceness_of(self, station: str) -> int:
+        """Return how much lower the priority of a station is than the mesh's; ``station`` as in handles."""
+        kind = station.partition(":")[0]
+        return self.niceness.get(kind, NICENESS[kind])
 
     def ingress_service(self) -> IngressConfig:
         """Return the ingress's configuration with what this file says elsewhere."""

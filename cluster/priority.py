@@ -1,15 +1,17 @@
-"""Processor priority of a replica: low while it starts, normal while it serves.
+"""Processor priority of a replica: low while it starts, its station's while it serves.
 
 A start costs seconds of a core: the interpreter, Ray, torch, the weights, the golden request. On a machine whose cores
 are busy that time would come out of the replicas that serve. Niceness is a property of a thread on Linux, new threads
 inherit it, and only a privileged process may lower it again. So there are two ways:
 
 - Where the mesh may (root, or ``CAP_SYS_NICE``), the process of a replica is started at ``START_NICENESS`` and raised
-  to normal when Serve first asks for its health (``serve_normally``).
+  when Serve first asks for its health (``serve_at``).
 - Elsewhere a process starts at normal priority, and the heavy parts of its start have a thread of their own, which is
   low for ever and ends with them (``quietly``). Starting the interpreter and importing Ray is then not quiet.
 
-Both count because replicas themselves run at normal priority (``RAY_worker_niceness``).
+Both count because replicas themselves run at normal priority (``RAY_worker_niceness``), or at most a few steps below:
+the stations that compute yield to the ingress, which has only to decide, so that a refusal, a deadline or a second call
+does not wait for a core (``cluster.config.NICENESS``). That is lowering, which every process may.
 """
 
 from __future__ import annotations
@@ -55,19 +57,21 @@ def start_command() -> dict[str, str]:
     return {"py_executable": f"nice -n {START_NICENESS} {shlex.quote(sys.executable)}"}
 
 
-def serve_normally(niceness: int) -> None:
-    """Take back the low priority at which this process was started, from every thread that has it.
+def serve_at(mesh_niceness: int | None, steps: int) -> None:
+    """Give every thread of this process the priority of a replica that serves, but those that are lower than the rest.
 
     Args:
-        niceness: Of a replica that serves: that of the process which started the mesh.
+        mesh_niceness: Of the process which started the mesh; None: this process was started at that.
+        steps: How much lower this station's is.
 
     Raises:
-        PermissionError: this process may not.
+        PermissionError: that is a higher one than it has, and it may not.
     """
-    low = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    now = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    niceness = min((now if mesh_niceness is None else mesh_niceness) + steps, NICENESS_MAX)
     for thread in THREADS.iterdir():
         try:
-            if os.getpriority(os.PRIO_PROCESS, int(thread.name)) == low:
+            if os.getpriority(os.PRIO_PROCESS, int(thread.name)) == now:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
         except ProcessLookupError:  # it has ended meanwhile
             continue
@@ -82,7 +86,7 @@ def quietly(work: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> Re
 
 
 def quiet_threads(number: int) -> ThreadPoolExecutor:
-    """Return threads that stay at a low priority, made before or after ``serve_normally``."""
+    """Return threads that stay at a low priority, made before or after ``serve_at``."""
 
     def lower() -> None:
         before = own_niceness()

@@ -20,9 +20,9 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import MeshConfig
 from cluster.control import published_order
-from cluster.names import deployment_name, station_configs
+from cluster.names import station_configs, station_name
 from cluster.peer_cache import open_on_node
-from cluster.priority import quiet_threads, quietly, serve_normally
+from cluster.priority import quiet_threads, quietly, serve_at
 from cluster.scaling.device import NvmlSampler, SmActivity
 from cluster.scaling.load import Activity, LoadReporter
 from services.ingress.serving import ServingOrder
@@ -66,8 +66,8 @@ class Place:
         store: How to reach the Redis-protocol store.
         plans: Folder of precision plans, which need not be there.
         search: Folder of what kernel searches found, which need not be there.
-        niceness: Of replicas that serve, when their processes start at a lower priority (``cluster.priority``); None:
-            they start at the one at which they serve.
+        niceness: Of the mesh, when replicas' processes start at a lower priority (``cluster.priority``); None: they
+            start at the mesh's.
     """
 
     config: MeshConfig
@@ -133,7 +133,7 @@ class Station:
 
     def __init__(self, place: Place, threads: int | None) -> None:
         self.place = place
-        self._niceness = place.niceness
+        self._is_starting = True
         self.clock = SystemClock()
         self.replica = replica_name()
         self._activity = gpu_activity(place.config)
@@ -167,10 +167,10 @@ class Station:
 
     async def check_health(self) -> None:
         """Answer Serve's health check; the first one ends the start."""
-        if self._niceness is not None:
-            niceness, self._niceness = self._niceness, None
+        if self._is_starting:
+            self._is_starting = False
             try:
-                serve_normally(niceness)
+                serve_at(self.place.niceness, self.place.config.niceness_of(own_station()))
             except PermissionError as error:  # this node is not like the one that started the mesh
                 self.logger.warning("slow_replica", reason=f"it stays at the low priority of its start: {error}")
         await self.service.check_health()
@@ -453,6 +453,11 @@ def open_ranker(place: Place, base: str, plans: Path | None, logger: JsonLogger)
     return ranker_series(weights, place.deltas(base), place.execution(base), plan, place.config.updates.live)
 
 
+def own_station() -> str:
+    """Return the station of this replica, e.g. ``embedding:0``."""
+    return station_name(serve.get_replica_context().deployment)
+
+
 def replica_name() -> str:
     """Return the name of this replica: its deployment and Serve's own id for it, e.g. ``embedding-0-3k9q1x2z``."""
     replica = serve.get_replica_context().replica_id
@@ -465,8 +470,8 @@ def gpu_activity(config: MeshConfig) -> Activity | None:
     Raises:
         ConfigError: it has no GPU, or one that cannot tell.
     """
-    own = serve.get_replica_context().deployment
-    scaling = {deployment_name(name): part.autoscaling for name, part in station_configs(config).items()}.get(own)
+    own = own_station()
+    scaling = station_configs(config)[own].autoscaling
     if scaling is None or scaling.signal != "sm":
         return None
     devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 import orjson
 
+from benchmarks.ahead import ahead_of_the_mesh
 from benchmarks.chaos.faults import Fault, Scene, make_fault
 from benchmarks.chaos.outcome import Injected, Observed
 from benchmarks.chaos.report import After, Report, make_report, timeline
@@ -25,7 +25,6 @@ from benchmarks.load import Load
 from benchmarks.site import Site
 from cluster.config import MeshConfig
 from cluster.local import Mesh
-from cluster.priority import can_raise, own_niceness, set_niceness
 from services.ingress.directory import StatusBody
 from services.sequence.service import STALE_HISTORY
 from shared.clock import Clock, SystemClock
@@ -38,10 +37,6 @@ CLIENT_TIMEOUT_S = 10.0
 
 CONNECTIONS_MAX = 64
 
-CLIENT_AHEAD = 5
-"""By how much the niceness of the client is lower than the mesh's."""
-
-NICENESS_MIN = -20
 _POLL_S = 0.5
 
 Tell = Callable[[str], None]
@@ -80,23 +75,6 @@ def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
     figure.with_suffix(".json").write_bytes(orjson.dumps(report.document()) + b"\n")
     figure.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(asdict(each)) + b"\n" for each in observed))
     return report
-
-
-@contextmanager
-def ahead_of_the_mesh() -> Iterator[None]:
-    """Give this thread a higher priority than the mesh has, where it may: clients are on other machines.
-
-    On two busy cores a client of the mesh's own priority was up to 6 s late while replicas started.
-    """
-    before = own_niceness()
-    raised = can_raise()
-    if raised:
-        set_niceness(max(before - CLIENT_AHEAD, NICENESS_MIN))
-    try:
-        yield
-    finally:
-        if raised:
-            set_niceness(before)
 
 
 def with_store(config: MeshConfig, mesh: Mesh) -> MeshConfig:

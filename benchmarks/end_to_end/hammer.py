@@ -1,5 +1,8 @@
 """A load generator in a process of its own: bodies made ahead, plain sockets, so that little of the machine is its own.
 
+It is ahead of the mesh in priority where it may (``benchmarks.ahead``): real clients are on other machines, and what it
+is late by itself would count as the mesh's. A client of a closed loop that is shed comes back when it is told to.
+
 ``hammer`` is called through a pool of one process; what it takes and returns travels by pickle.
 """
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.ahead import ahead_of_the_mesh
 from shared.clock import SystemClock
 from shared.wire import MEDIA_TYPE
 
@@ -64,7 +68,8 @@ class Hits:
 
 def hammer(volley: Volley) -> Hits:
     """Send everything and return what came back."""
-    return asyncio.run(_run(volley))
+    with ahead_of_the_mesh():
+        return asyncio.run(_run(volley))
 
 
 async def _run(volley: Volley) -> Hits:
@@ -72,16 +77,18 @@ async def _run(volley: Volley) -> Hits:
     began_s = clock.monotonic_s()
     rows: list[tuple[float, float, float, int, bool]] = []
 
-    async def one(number: int, due_s: float) -> None:
+    async def one(number: int, due_s: float) -> float:
+        """Send a request and return the seconds that a client that is shed is to wait."""
         sent_s = clock.monotonic_s() - began_s
-        status, is_whole = await sender.send(number)
+        status, is_whole, retry_after_s = await sender.send(number)
         done_s = clock.monotonic_s() - began_s
         rows.append((due_s, (done_s - due_s) * 1e3, (sent_s - due_s) * 1e3, status, is_whole))
+        return retry_after_s
 
     async def client(first: int) -> None:
         number = first
         while (due_s := clock.monotonic_s() - began_s) < volley.duration_s:
-            await one(number, due_s)
+            await clock.sleep_s(await one(number, due_s))
             number += volley.num_clients
 
     async with asyncio.TaskGroup() as group:
@@ -105,21 +112,22 @@ class _Sender:
         self._volley = volley
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def send(self, number: int) -> tuple[int, bool]:
-        """Return status of request ``number``, and whether its answer is whole."""
+    async def send(self, number: int) -> tuple[int, bool, float]:
+        """Return status of request ``number``, whether its answer is whole, and its ``Retry-After`` in seconds."""
         writer = None
         try:
             async with asyncio.timeout(self._volley.timeout_s):
                 reader, writer = await self._connection()
                 writer.write(self._request(self._volley.bodies[number % len(self._volley.bodies)]))
                 head = await reader.readuntil(b"\r\n\r\n")
-                content = await reader.readexactly(_length(head))
+                content = await reader.readexactly(_number(head, b"content-length"))
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             if writer is not None:
                 writer.close()
-            return NO_ANSWER, False
+            return NO_ANSWER, False, 0.0
         self._idle.append((reader, writer))
-        return int(head.split(b" ", 2)[1]), b'"degraded":[]' in content
+        status = int(head.split(b" ", 2)[1])
+        return status, b'"degraded":[]' in content, float(_number(head, b"retry-after"))
 
     def close(self) -> None:
         """Close the connections."""
@@ -141,9 +149,9 @@ class _Sender:
         return "\r\n".join(lines).encode() + body
 
 
-def _length(head: bytes) -> int:
+def _number(head: bytes, header: bytes) -> int:
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
+        if name.lower() == header:
             return int(value)
     return 0

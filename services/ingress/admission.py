@@ -1,8 +1,9 @@
 """Admission: what cannot be answered in time is refused at once and told when to come back, before any work.
 
 A rank request is let in when the time that it will take, by the measured capacity (``capacity``), fits into a share of
-its budget, and, once half of what fits is taken, when its caller has not more than its own share (``fairness``). One
-request is always let in where none is in flight, so that a mesh that looks slow is tried again.
+its budget, or of less where a queue stands; and, once half of what fits is taken, when its caller has not more than
+its own share (``fairness``). One request is always let in where none is in flight, so that a mesh that looks slow is
+tried again; a few are as long as they fit into their budgets, so that what works in parallel gets to show it.
 """
 
 from __future__ import annotations
@@ -127,9 +128,12 @@ class RankGate(Gate):
 
     @property
     def load(self) -> float:
-        """Work in flight over what fits into the budgets of late: 1 is full, 0 without a measurement."""
+        """Work in flight over what a queue that stands may hold: 1 is full, 0 without a measurement."""
         wait_s = self.capacity.wait_s(0.0)
-        return 0.0 if wait_s is None else wait_s / (self.capacity.share * self._usable_s(self._easiest.budget_s))
+        if wait_s is None:
+            return 0.0
+        usable_s = min(self._easiest.budget_s, self._config.standing_ms_max / 1e3)
+        return wait_s / (self.capacity.share * usable_s)
 
     def counters(self) -> dict[str, int]:
         """Return what is measured: capacity in work a second, load and the share of budgets in percent."""
@@ -146,7 +150,7 @@ class RankGate(Gate):
             OverloadedError: it would not be answered in time.
         """
         super().check()
-        self._check_start()
+        self._check_start(1.0)
         if (easiest := self._easiest.ask()) is not None:
             self._check_wait(*easiest)
 
@@ -157,11 +161,11 @@ class RankGate(Gate):
         Raises:
             OverloadedError: it would not be answered in time, or its caller has its share.
         """
-        work, budget_s = self.capacity.work_of(ask.num_candidates), self._usable_s(ask.budget_ms / 1e3)
+        work, budget_s = self.capacity.work_of(ask.num_candidates), ask.budget_ms / 1e3
         self._easiest.saw(work, budget_s)
         caller = self._shares.ask(ask.caller, work)
         super().check()
-        self._check_start()
+        self._check_start(work)
         predicted_share = self._check_wait(work, budget_s)
         self._check_share(caller, work, budget_s)
         self._shares.begin(caller, work)
@@ -181,33 +185,37 @@ class RankGate(Gate):
                 self.capacity.missed(predicted_share)
 
     def _usable_s(self, budget_s: float) -> float:
-        """Return how much of a budget can be spent on waiting: not more than a station's calls are given."""
-        return min(budget_s, self._config.wait_ms_max / 1e3)
+        """Return how much of a budget counts now."""
+        if self.in_flight < self._config.in_flight_min:
+            return budget_s
+        queue_ms = self._config.standing_ms_max if self.capacity.queue_stands else self._config.wait_ms_max
+        return min(budget_s, queue_ms / 1e3)
 
-    def _check_start(self) -> None:
-        if self.capacity.rate is None and self.in_flight >= self._config.in_flight_start:
-            limit = self._config.in_flight_start
-            self._shed(f"{self.in_flight} rank requests in flight before any was measured, limit {limit}", limit,
-                       self.in_flight)  # fmt: skip
+    def _check_start(self, work: float) -> None:
+        would_be, limit = self.capacity.in_flight_work + work, self._config.work_start
+        if self.capacity.rate is None and would_be > limit and self.in_flight:
+            self._shed(f"work for {would_be:.1f} requests in flight before any was measured, limit {limit:g}", limit,
+                       round(would_be, 1))  # fmt: skip
 
     def _check_wait(self, work: float, budget_s: float) -> float:
         """Return the share of the budget that the request is expected to take."""
         wait_s = self.capacity.wait_s(work)
         if wait_s is None:
             return 0.0
-        allowed_s = self.capacity.share * budget_s
+        usable_s = self._usable_s(budget_s)
+        allowed_s = self.capacity.share * usable_s
         if wait_s > allowed_s and self.in_flight:
             self._shed(
                 f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
                 round(allowed_s * 1e3), round(wait_s * 1e3), wait_s - allowed_s,
             )  # fmt: skip
-        return wait_s / budget_s
+        return wait_s / usable_s
 
     def _check_share(self, caller: Caller, work: float, budget_s: float) -> None:
         rate = self.capacity.rate
         if rate is None:
             return
-        total = self.capacity.share * budget_s * rate
+        total = self.capacity.share * self._usable_s(budget_s) * rate
         is_contended = self.capacity.in_flight_work + work > self._config.contended_share * total
         if is_contended and self.in_flight and not self._shares.has_room(caller, work, total):
             self._shed(

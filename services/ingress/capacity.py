@@ -4,6 +4,9 @@ Work is counted in requests: one without candidates is 1, and candidates add to 
 time, in which at least one request was in flight, so that a quiet hour says nothing about capacity. By Little's law the
 work in flight over that rate is the time until it is served, whatever is the bottleneck behind.
 
+A queue *stands* when that time was never short for a while: it is then no burst that drains, and its length is what
+admission lets it be (the reasoning of CoDel, RFC 8289).
+
 The rate is a high one of the last windows, three quarters are below: a stall of a second, such as a station's death,
 does not make the mesh slower than it is, nor one lucky window faster, and a lasting loss is seen when the windows of
 better times are gone. Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be
@@ -21,6 +24,7 @@ _CUT, _RAISE = 0.85, 0.003
 _CUT_PERIOD_S = 0.25
 _QUANTILE = 0.75
 _SHARE_MIN_RATIO = 0.25
+_DRAINED = 0.25
 
 
 class Capacity:
@@ -37,7 +41,7 @@ class Capacity:
         self._rates: deque[float] = deque(maxlen=config.num_windows)
         self._seen_s = clock.monotonic_s()
         self._busy_s = self._done = 0.0
-        self._cut_s = self._seen_s
+        self._cut_s = self._drained_s = self._seen_s
         self.share = config.budget_share
         self.in_flight_work = 0.0
 
@@ -55,6 +59,16 @@ class Capacity:
         """Return the seconds until one more request of this work would be answered; None: not known."""
         rate = self.rate
         return None if rate is None else (self.in_flight_work + work) / rate
+
+    @property
+    def queue_stands(self) -> bool:
+        """Whether there was a queue all the time of late."""
+        return not self._is_drained and self._clock.monotonic_s() - self._drained_s >= self._config.standing_s
+
+    @property
+    def _is_drained(self) -> bool:
+        wait_s = self.wait_s(0.0)
+        return wait_s is None or wait_s <= _DRAINED * self.share * self._config.standing_ms_max / 1e3
 
     def begin(self, work: float) -> None:
         """Count a request in."""
@@ -87,6 +101,8 @@ class Capacity:
         if self.in_flight_work > 0:
             self._busy_s += now_s - self._seen_s
         self._seen_s = now_s
+        if self._is_drained:
+            self._drained_s = now_s
         if self._busy_s >= self._config.window_s:
             self._rates.append(self._done / self._busy_s)
             self._busy_s = self._done = 0.0

@@ -104,7 +104,10 @@ class AdmissionConfig(Config):
     """Which rank requests are let in; see ``services.ingress.admission``.
 
     Args:
-        in_flight_start: Rank requests at once in one replica before its capacity is measured.
+        work_start: Work at once in one replica before its capacity is measured; a request is 1 and more by its
+            candidates. Little: what comes to a mesh that has just started meets cold stations.
+        in_flight_min: Rank requests at once in one replica that are no queue: what it takes to keep every station and
+            core at work. For them only the budget counts.
         candidates_per_work: So many candidates cost as much again as a request without any. Measured on two cores:
             34, 39 and 56 ms for 20, 500 and 1,000 candidates.
         window_s: Busy time over which work is counted, seconds.
@@ -112,18 +115,25 @@ class AdmissionConfig(Config):
         budget_share: Share of its budget that a request may be expected to take; the rest is for what is not expected.
         wait_ms_max: A larger budget counts as this one: in a queue of more seconds the stations' own limits
             (``StageBudgets``) fail what was let in, after the work, which is better refused before it.
+        standing_ms_max: And as this one where the queue stands: a longer one answers no more requests, only later
+            ones, and with inputs that were given up.
+        standing_s: A queue stands when it was never below a quarter of what is allowed for so long. A stall, such as
+            the death of a replica, is over sooner, and what waits for it meanwhile will be answered.
         contended_share: Share of what fits from which on each caller has its own share only.
         weights: Tenant or surface -> weight of its share; 1 for those not named.
         memory_s: How long what a caller wanted is kept for it after its last request, seconds.
         callers_max: Pairs of tenant and surface that are told apart.
     """
 
-    in_flight_start: int = Field(24, ge=1)
+    work_start: float = Field(12, ge=1)
+    in_flight_min: int = Field(6, ge=1)
     candidates_per_work: float = Field(1_500, gt=0)
     window_s: float = Field(0.5, gt=0)
     num_windows: int = Field(10, ge=1, le=1_000)
     budget_share: float = Field(0.8, gt=0, le=1)
-    wait_ms_max: float = Field(4_000, gt=0)
+    wait_ms_max: float = Field(2_000, gt=0)
+    standing_ms_max: float = Field(500, gt=0)
+    standing_s: float = Field(0.7, gt=0)
     contended_share: float = Field(0.5, ge=0, le=1)
     weights: dict[str, float] = Field(default_factory=dict)
     memory_s: float = Field(2.0, gt=0)
@@ -166,7 +176,7 @@ class IngressConfig(Config):
         events_in_flight_max: Event appends at once in one replica; more are shed with 429.
         light_above_in_flight: Rank requests at once above which ``auto`` goes to the lowest tier; shedding quality
             first keeps answers coming under a burst.
-        light_above_load: Load, as admission measures it, above which it does so too; at 1 requests are shed.
+        light_above_load: Load, as admission measures it, above which it does so too; at 1 a queue that stands is full.
         retry_after_s: What a shed client is told to wait at least, seconds.
         body_timeout_s: Longest time a client may take to send its body, seconds.
         precompute: Work after the answer.

@@ -168,7 +168,7 @@ class BudgetRouter:
             allowed_for = f"{self._light_above} allowed for {self._names[0]}"
             return self.decide(self._names[-1], f"load: {query.in_flight} requests in flight, {allowed_for}")
         if query.load > self._light_above_load:
-            full = f"load: {query.load:.0%} of what can be answered in time is in flight"
+            full = f"load: {query.load:.0%} of what may wait is in flight"
             return self.decide(self._names[-1], f"{full}, {self._light_above_load:.0%} allowed for {self._names[0]}")
         best = self._tiers[0]
         if query.remaining_ms >= best.cost_ms:

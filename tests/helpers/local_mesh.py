@@ -81,7 +81,7 @@ PATIENT = IngressConfig(
     ),
     budgets=StageBudgets(preprocess_ms=30_000, sequence_ms=30_000, embedding_ms=30_000, speculative_ms=30_000),
     precompute=PrecomputeConfig(timeout_ms=30_000),
-    admission=AdmissionConfig(in_flight_start=64),
+    admission=AdmissionConfig(work_start=1_000, wait_ms_max=30_000, standing_ms_max=30_000),
 )
 """The default configuration with limits that no busy test machine reaches."""
 

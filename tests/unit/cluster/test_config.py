@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from cluster import config as module
 from cluster.bounds import PORTS_PER_MESH
-from cluster.config import DEFAULT_PATH, EDGES, MeshConfig, load_mesh
+from cluster.config import DEFAULT_PATH, EDGES, NICENESS, NICENESS_STEPS_MAX, MeshConfig, load_mesh
 from cluster.names import deployment_name, station_configs
+from cluster.priority import START_NICENESS
 from shared.errors import ConfigError
 
 ROOT = Path(module.__file__).parents[1]
@@ -30,7 +31,8 @@ def test_the_default_file_says_what_the_classes_say() -> None:
     """It claims so, and a reader of either must not be misled."""
     written = load_mesh(ROOT / DEFAULT_PATH)
     assert written.edges == EDGES
-    assert written.model_copy(update={"edges": {}}) == MeshConfig()
+    assert written.niceness == NICENESS
+    assert written.model_copy(update={"edges": {}, "niceness": {}}) == MeshConfig()
 
 
 def test_the_default_file_gives_reasons() -> None:
@@ -72,6 +74,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"http": {"host": "localhost"}}, "http.host"),
         ({"http": {"port": 65_535 - PORTS_PER_MESH + 1}}, "http.port"),
         ({"name": "Upper"}, "name"),
+        ({"niceness": {"gateway": 5}}, "gateway"),
+        ({"niceness": {"ranking": NICENESS_STEPS_MAX + 1}}, "niceness.ranking"),
+        ({"niceness": {"ranking": -1}}, "niceness.ranking"),
         ({"unknown": 1}, "unknown"),
     ],
 )
@@ -108,6 +113,14 @@ def test_transport_is_by_station_and_method() -> None:
     assert config.transport("ranking:full", "rank") == "by_size"
     assert config.transport("sequence", "append") == "value"
     assert config.transport("sequence", "status") == "value"
+
+
+def test_what_decides_is_never_behind_what_computes() -> None:
+    config = MeshConfig.model_validate({"niceness": {"embedding": 7}})
+    niceness = {name: config.niceness_of(name) for name in station_configs(config)}
+    assert niceness["embedding:1"] == 7
+    assert niceness["ingress"] == min(niceness.values()) == 0
+    assert niceness["foundation"] == max(niceness.values()) <= START_NICENESS
 
 
 def test_every_call_of_the_ingress_has_a_transport() -> None:

@@ -1,4 +1,4 @@
-"""A start is of low priority and leaves a process that is not."""
+"""A start is of low priority and leaves a process that serves at its station's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cluster.priority import NICENESS_MAX, START_NICENESS, can_raise, own_nicene
 
 AS_A_REPLICA = """
 import threading
-from cluster.priority import own_niceness, quietly, serve_normally
+from cluster.priority import own_niceness, quietly, serve_at
 before, hold = own_niceness(), threading.Event()
 other = threading.Thread(target=hold.wait)
 other.start()
 inside = quietly(own_niceness)
-serve_normally({niceness})
+serve_at({niceness}, {steps})
 import os
 print(before, inside, own_niceness(), os.getpriority(os.PRIO_PROCESS, other.native_id))
 hold.set()
@@ -47,16 +47,25 @@ def test_asking_whether_a_priority_can_be_raised_leaves_it() -> None:
     assert own_niceness() == before
 
 
-def test_a_process_started_low_serves_normally_in_all_its_threads() -> None:
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_process_started_low_serves_at_its_priority_in_all_its_threads(steps: int) -> None:
     if not _may_raise():
         pytest.skip("this process may not raise a priority")
-    expected = own_niceness()
-    code = AS_A_REPLICA.format(niceness=expected)
+    own, expected = own_niceness(), min(own_niceness() + steps, NICENESS_MAX)
+    code = AS_A_REPLICA.format(niceness=own, steps=steps)
     command = f"exec {start_command()['py_executable']} -c '{code}'"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
     before, inside, after, other = map(int, done.stdout.split())
-    assert before == inside == min(expected + START_NICENESS, NICENESS_MAX)
+    assert before == inside == min(own + START_NICENESS, NICENESS_MAX)
     assert after == other == expected
+
+
+def test_a_process_that_may_not_raise_is_lowered_to_its_priority() -> None:
+    own = own_niceness()
+    code = AS_A_REPLICA.format(niceness=None, steps=2)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    before, _, after, other = map(int, done.stdout.split())
+    assert (before, after, other) == (own, min(own + 2, NICENESS_MAX), min(own + 2, NICENESS_MAX))
 
 
 def test_the_command_runs_this_interpreter() -> None:

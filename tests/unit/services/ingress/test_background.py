@@ -143,7 +143,7 @@ async def test_closing_the_ingress_ends_it(mesh: FakeMesh) -> None:
 
 
 async def test_200_requests_for_one_missing_pair_compute_it_once_and_are_all_answered() -> None:
-    mesh = FakeMesh(IngressConfig(in_flight_max=300, admission=AdmissionConfig(in_flight_start=300)), logger=QUIET)
+    mesh = FakeMesh(IngressConfig(in_flight_max=300, admission=AdmissionConfig(work_start=1_000)), logger=QUIET)
     mesh.services["foundation"].always("precompute", HANG)
     answers = await asyncio.gather(*(rank(mesh, candidates=[1], tier="full") for _ in range(200)))
     await mesh.manual.advance(0.01)

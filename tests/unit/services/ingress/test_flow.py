@@ -315,7 +315,7 @@ async def test_cancelling_a_request_cancels_every_call_it_holds(mesh: FakeMesh) 
 
 
 async def test_200_requests_that_are_dropped_leave_nothing_in_flight(mesh: FakeMesh) -> None:
-    start = AdmissionConfig(in_flight_start=200)
+    start = AdmissionConfig(work_start=1_000)
     crowd = FakeMesh(CONFIG.model_copy(update={"in_flight_max": 200, "admission": start}))
     for station in ("sequence", "embedding:0", "embedding:1"):
         crowd.services[station].always("encode" if station == "sequence" else "lookup", HANG)
