@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,10 +20,6 @@ _KEY = b"serving-order"
 _MARGIN_S = 5.0
 """What a reply may take beyond the time that a replica was given: starved cores, transport."""
 
-_TURN_S = 0.25
-"""Stations are told one after the other, each when the one before has answered or this has passed: to take a delta up
-costs tens of milliseconds of a core in each, which all at once would be missing to the requests of that moment."""
-
 
 class ServeControl:
     """``cluster.rollout.MeshControl`` over Ray Serve; all calls from one event loop.
@@ -37,19 +32,17 @@ class ServeControl:
         self._config = config
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
-    async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Tell every replica which states to hold; returns what each says, by station.
+    def stations(self) -> Sequence[str]:
+        """Return the stations that hold weights.
 
-        A station that has scaled to zero is left out: whoever starts there finds in the published order what to hold.
+        One that has scaled to zero is left out: whoever starts there finds in the published order what to hold.
         """
         stations = station_configs(self._config)
-        names = [name for name, part in stations.items() if part.replicas_min > 0 or self._has_replicas(name)]
-        calls: list[asyncio.Task[list[dict[str, Any]]]] = []
-        for name in names:
-            call = asyncio.create_task(self._broadcast(name, wait_s, "hold", list(stamps), wait_s), name=f"hold {name}")
-            calls.append(call)
-            await asyncio.wait([call], timeout=_TURN_S)
-        return dict(zip(names, await asyncio.gather(*calls), strict=True))
+        return [name for name, part in stations.items() if part.replicas_min > 0 or self._has_replicas(name)]
+
+    async def hold(self, station: str, stamps: Sequence[str], wait_s: float) -> Sequence[Mapping[str, Any]]:
+        """Tell every replica of a station which states to hold; returns what each says."""
+        return await self._broadcast(station, wait_s, "hold", list(stamps), wait_s)
 
     async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
         """Tell every ingress replica what to rank with; returns what each says."""

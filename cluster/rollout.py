@@ -38,6 +38,9 @@ from shared.weights.deltas import parse_stamp, version_stamp
 REQUEST_FILE = "rollout.json"
 """In the folder of a mesh: what its owner is asked to roll out."""
 
+TURN_S = 0.25
+"""A station that has not answered by then keeps the next one waiting no longer."""
+
 LATEST = "latest"
 """Stands for the newest version of the store."""
 
@@ -51,10 +54,11 @@ class UpdatesConfig(Config):
     Args:
         follow: Whether the deltas of the served version are followed.
         period_s: Time between rounds: what came in between is applied together.
-        busy_share: Share of the time in which deltas may be taken up: after a state that took long to take up the next
-            one waits, and is that of all deltas which came meanwhile. Where cores are scarce a take-up takes longer,
-            so fewer come. 1: in every round.
-        rest_s_max: Longest such wait: by so much, and a round, do answers lag behind the log.
+        busy_share: Share of the time in which one station or another takes deltas up: they do so one after the other,
+            with pauses between them that are as much longer than what the last one took. Where cores are scarce that
+            takes longer, so fewer states come, each of all deltas that came meanwhile. 1: without pauses.
+        spread_s_max: Longest time of all pauses for one state: by about twice that and ``period_s`` answers may lag
+            behind the log.
         hold_timeout_s: Longest wait for the replicas in one round; what takes longer is found by the next.
         load_timeout_s: Longest time until every replica holds a version that is rolled out.
         live: Limits of each replica.
@@ -64,7 +68,7 @@ class UpdatesConfig(Config):
     follow: bool = True
     period_s: float = Field(1.0, gt=0, le=3600)
     busy_share: float = Field(0.1, gt=0, le=1)
-    rest_s_max: float = Field(10.0, ge=0, le=3600)
+    spread_s_max: float = Field(10.0, ge=0, le=3600)
     hold_timeout_s: float = Field(5.0, gt=0)
     load_timeout_s: float = Field(1800.0, gt=0)
     live: LiveConfig = LiveConfig()
@@ -100,8 +104,12 @@ class RolloutRequest(BaseModel):
 class MeshControl(Protocol):
     """Speaks to the replicas of a mesh."""
 
-    async def hold(self, stamps: Sequence[str], wait_s: float) -> Replies:
-        """Tell every replica of every station, the ingress included, which states to hold."""
+    def stations(self) -> Sequence[str]:
+        """Return the stations that have replicas, the ingress included."""
+        ...
+
+    async def hold(self, station: str, stamps: Sequence[str], wait_s: float) -> Sequence[Mapping[str, Any]]:
+        """Tell every replica of a station which states to hold; returns what each says, or its error."""
         ...
 
     async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
@@ -166,8 +174,6 @@ class Rollouts:
         self._in_flight: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset({version})
         self._is_stale = False
-        self._aims: dict[str, int] = {}  # version -> delta whose state is to be served
-        self._rest_until_s = 0.0
         self.order = ServingOrder.first(version)
 
     async def run(self) -> None:
@@ -185,8 +191,7 @@ class Rollouts:
     async def round(self) -> None:
         """Take one step towards what is asked for."""
         self._take_request()
-        begin_s, aims = self._clock.monotonic_s(), self._aims
-        newest = self._aims = {base: self._aim(base, begin_s) for base in self._bases()}
+        newest = {base: self._newest(base) for base in self._bases()}
         target = version_stamp(self._base, newest[self._base])
         canary = None
         if self._try is not None and self._try.phase == "canary":
@@ -197,15 +202,11 @@ class Rollouts:
         found = _Round()
         if (hold := self._to_hold(wanted)) != self._told:
             self._publish(self.order.model_copy(update={"held": tuple(sorted(hold))}))
-            found.replies = await self._control.hold(sorted(hold), self._config.hold_timeout_s)
+            found.replies = await self._hold(sorted(hold))
             # Refused, late or lost: the next round asks again.
             self._told = hold if all(_hold(found.replies, stamp) for stamp in hold) else frozenset()
         self._advance(target, canary, found.replies)
         found.reports = await self._serve()
-        if any(newest[base] != aims.get(base, 0) for base in newest):
-            end_s = self._clock.monotonic_s()
-            rest_s = (end_s - begin_s) * (1 / self._config.busy_share - 1)
-            self._rest_until_s = end_s + min(rest_s, self._config.rest_s_max)
         self._judge(found)
 
     # --- what is wanted -------------------------------------------------------------------------------------------
@@ -216,12 +217,10 @@ class Rollouts:
             bases.append(self._try.request.version)
         return bases
 
-    def _aim(self, base: str, now_s: float) -> int:
-        """Return the delta of a version whose state is wanted: the newest, or during a rest the one before it."""
+    def _newest(self, base: str) -> int:
+        """Return the number of the newest delta of a version, 0 where they are not followed."""
         if not self._config.follow:
             return 0
-        if now_s < self._rest_until_s and base in self._aims:
-            return self._aims[base]
         numbers = DeltaLog(self._store, base).sequences()
         return numbers[-1] if numbers else 0
 
@@ -237,6 +236,35 @@ class Rollouts:
         return asked <= served and self._try is None and not self._is_stale and bool(self._told)
 
     # --- steps ----------------------------------------------------------------------------------------------------
+
+    async def _hold(self, stamps: Sequence[str]) -> Replies:
+        """Tell the stations what to hold, one after the other: all at once would be felt by the requests of the moment.
+
+        What a version takes (minutes, at low priority) is waited for together, and what somebody has asked for is not
+        kept waiting.
+        """
+        calls: dict[str, asyncio.Task[Sequence[Mapping[str, Any]]]] = {}
+        left_s = 0.0 if self._is_loading() else self._config.spread_s_max
+        try:
+            for name in self._control.stations():
+                begin_s = self._clock.monotonic_s()
+                calls[name] = asyncio.create_task(self._control.hold(name, stamps, self._config.hold_timeout_s))
+                await asyncio.wait([calls[name]], timeout=TURN_S)
+                took_s = self._clock.monotonic_s() - begin_s
+                pause_s = 0.0 if self._is_asked() else min(took_s * (1 / self._config.busy_share - 1), left_s)
+                left_s -= pause_s
+                await self._clock.sleep_s(pause_s)
+            return dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
+        finally:
+            for call in calls.values():
+                call.cancel()
+
+    def _is_loading(self) -> bool:
+        return self._try is not None and self._try.phase == "loading"
+
+    def _is_asked(self) -> bool:
+        """Return whether a request waits for the next round."""
+        return (self._folder / REQUEST_FILE).exists()
 
     def _advance(self, target: str, canary: str | None, replies: Replies) -> None:
         """Order what all replicas hold."""

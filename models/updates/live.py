@@ -200,10 +200,14 @@ class _Undo:
 
 @dataclass(slots=True)
 class _Change:
-    """A state in the making: the tensors that differ from the current one."""
+    """A state in the making: the tensors that differ from the current one; of rows, what is added last stays."""
 
-    rows: dict[str, tuple[Ids, Array]] = field(default_factory=dict)
+    added: dict[str, list[tuple[Ids, Array]]] = field(default_factory=dict)
     whole: dict[str, Array] = field(default_factory=dict)
+
+    def rows(self) -> dict[str, tuple[Ids, Array]]:
+        """Return the rows by tensor key, each row once."""
+        return {key: _merged(parts) for key, parts in self.added.items()}
 
 
 class LiveWeights:
@@ -330,7 +334,7 @@ class LiveWeights:
             after, undo = self._prepare(change, last.sequence, last.crc, documents)
             self._remember(undo)
             self._flip(after)
-            self._tell(applied=len(deltas), rows=sum(len(ids) for ids, _ in change.rows.values()))
+            self._tell(applied=len(deltas), rows=sum(len(ids) for ids, _ in undo.rows.values()))
             return after
 
     def roll_back(self, stamp: str) -> LiveState:
@@ -369,7 +373,7 @@ class LiveWeights:
             for undo in reversed(undos):  # newest first: what is oldest is written last and stays
                 change.whole |= undo.whole
                 for key, part in undo.rows.items():
-                    change.rows[key] = _merged(part, change.rows.get(key))
+                    change.added.setdefault(key, []).append(part)
             before, _ = self._prepare(change, sequence, undos[0].crc, undos[0].documents)
             for _ in undos:
                 self._undos.pop()
@@ -395,7 +399,7 @@ class LiveWeights:
     def _add_rows(self, change: _Change, key: str, ids: Ids, values: Array) -> None:
         chosen, local = self._select(key, ids)
         if len(local):
-            change.rows[key] = _merged((local, self._stored(key, values[chosen])), change.rows.get(key))
+            change.added.setdefault(key, []).append((local, self._stored(key, values[chosen])))
 
     def _stored(self, key: str, rows: Array) -> Array:
         return self._convert[key](rows) if key in self._convert else rows
@@ -404,12 +408,12 @@ class LiveWeights:
         self, change: _Change, sequence: int, crc: int, documents: dict[str, dict[str, Any]]
     ) -> tuple[LiveState, _Undo]:
         """Make the next state beside the current one; on failure every block is given back."""
-        state = self._state
+        state, rows = self._state, change.rows()
         moves, written = dict(state.moves), dict[str, Written]()
         undo_rows: dict[str, tuple[Ids, Array]] = {}
-        self._make_room(change, sequence)
+        self._make_room(rows, sequence)
         try:
-            for key, (ids, values) in change.rows.items():
+            for key, (ids, values) in rows.items():
                 if len(ids):
                     written[key] = self._arenas[key].write(moves[key], ids, values)
                     moves[key] = written[key].moves
@@ -429,10 +433,10 @@ class LiveWeights:
         size += sum(array.nbytes for array in old_whole.values())
         return after, _Undo(state.sequence, state.crc, undo_rows, old_whole, state.documents, size)
 
-    def _make_room(self, change: _Change, sequence: int) -> None:
+    def _make_room(self, rows: dict[str, tuple[Ids, Array]], sequence: int) -> None:
         """Free what nobody holds; let go of kept states, the oldest first, while blocks are missing."""
         self._sweep()
-        needs = {key: self._arenas[key].touched(ids) for key, (ids, _) in change.rows.items()}
+        needs = {key: self._arenas[key].touched(ids) for key, (ids, _) in rows.items()}
         for key, num in needs.items():
             if num > (limit := self._arenas[key].num_spare):
                 stamp = version_stamp(self._state.base, sequence)
@@ -531,14 +535,13 @@ def _immutable(array: Array) -> Array:
     return array.copy() if array.flags.writeable else array
 
 
-def _merged(winner: tuple[Ids, Array], other: tuple[Ids, Array] | None) -> tuple[Ids, Array]:
-    """Return rows of two changes as those of one; rows that are in both are the winner's."""
-    if other is None:
-        return winner
-    ids = np.concatenate([winner[0], other[0]])
-    values = np.concatenate([winner[1], other[1]])
-    distinct, first = np.unique(ids, return_index=True)
-    return distinct, values[first]
+def _merged(parts: Sequence[tuple[Ids, Array]]) -> tuple[Ids, Array]:
+    """Return rows of changes as those of one; of rows that are in several the last is taken."""
+    if len(parts) == 1:
+        return parts[0]
+    distinct, newest = np.unique(np.concatenate([ids for ids, _ in reversed(parts)]), return_index=True)
+    values = np.concatenate([values for _, values in reversed(parts)])
+    return distinct, values[newest]
 
 
 def _parsed(stamp: str) -> tuple[str, int]:

@@ -123,6 +123,11 @@ class Delta:
         Raises:
             DeltaShapeError: a type is not in ``layout.DTYPES``, or ids do not fit their values.
         """
+        head, arrays = self._laid_out()
+        return b"".join([head, *(array.tobytes() for array in arrays)])
+
+    def _laid_out(self) -> tuple[bytes, list[Array]]:
+        """Return the payload's bytes before the tensors, and the tensors as they follow."""
         tensors: Tensors = {}
         for key, part in self.rows.items():
             if part.ids.dtype != np.int64 or part.ids.ndim != 1 or len(part.ids) != len(part.values):
@@ -139,7 +144,7 @@ class Delta:
             "created": self.created,
             "documents": self.documents,
         }
-        return _pack(tensors, about, self)
+        return _layout(tensors, about, self)
 
     @cached_property
     def crc(self) -> int:
@@ -175,12 +180,12 @@ class Delta:
         if (found := zlib.crc32(payload)) != crc:
             raise refuse(f"has CRC-32 {found:08x}, its envelope says {crc:08x}", expected=crc, found=found)
         try:
-            return cls._parse(payload)
+            return cls._parse(payload, crc)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError, DeltaError) as error:
             raise refuse(f"cannot be read: {error}") from error
 
     @classmethod
-    def _parse(cls, payload: bytes) -> Delta:
+    def _parse(cls, payload: bytes, crc: int) -> Delta:
         header_bytes = int.from_bytes(payload[:8], "little")
         about = json.loads(json.loads(payload[8 : 8 + header_bytes])["__metadata__"]["delta"])
         rows: dict[str, RowDelta] = {}
@@ -201,8 +206,12 @@ class Delta:
             whole,
             dict(about["documents"]),
         )
-        if delta.payload != payload:  # what was read is what would be written: no second form, ids ascending
+        # What was read is what would be written: no second form, ids ascending. The bytes before the tensors say where
+        # each of them lies, so those of the tensors need not be laid out again to be compared.
+        head, arrays = delta._laid_out()
+        if not payload.startswith(head) or len(payload) != len(head) + sum(array.nbytes for array in arrays):
             raise ValueError("it is not in the form that this code writes")
+        vars(delta).update(payload=payload, crc=crc)
         return delta
 
     def check_fit(self, specs: Mapping[str, TensorSpec]) -> None:
@@ -256,25 +265,24 @@ def read_envelope(data: bytes, base: str, sequence: int) -> tuple[int, int]:
     return int(crc), int(length)
 
 
-def _pack(tensors: Tensors, about: dict[str, Any], delta: Delta) -> bytes:
-    """Return the safetensors layout of tensors in order of their names, aligned to 8 bytes."""
+def _layout(tensors: Tensors, about: dict[str, Any], delta: Delta) -> tuple[bytes, list[Array]]:
+    """Return the safetensors layout of tensors in order of their names, aligned to 8 bytes: its beginning, and them."""
     header: dict[str, Any] = {"__metadata__": {"delta": json.dumps(about, sort_keys=True, allow_nan=False)}}
-    parts, position = [], 0
+    arrays, position = [], 0
     for name in sorted(tensors):
         array = tensors[name]
         if array.dtype not in CODES:
             raise delta._misfit(name, f"type {array.dtype} is not among {', '.join(map(str, CODES))}")
-        data = np.ascontiguousarray(array).tobytes()
         header[name] = {
             "dtype": CODES[array.dtype],
             "shape": list(array.shape),
-            "data_offsets": [position, position + len(data)],
+            "data_offsets": [position, position + array.nbytes],
         }
-        parts.append(data)
-        position += len(data)
+        arrays.append(array)
+        position += array.nbytes
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return len(text).to_bytes(8, "little") + text, arrays
 
 
 def changed_rows(old: Array, new: Array) -> npt.NDArray[np.int64]:

@@ -113,12 +113,15 @@ class Control:
         self._mesh = mesh
         self.published: ServingOrder | None = None
 
-    async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Tell every station which states to hold."""
-        said: dict[str, Sequence[Mapping[str, Any]]] = {"ingress": [await self._mesh.ingress.serving.hold(stamps)]}
-        for name, held in self._mesh.held.items():
-            said[name] = [(await held.hold(stamps, wait_s)).body()]
-        return said
+    def stations(self) -> Sequence[str]:
+        """Return all stations."""
+        return ["ingress", *self._mesh.held]
+
+    async def hold(self, station: str, stamps: Sequence[str], wait_s: float) -> Sequence[Mapping[str, Any]]:
+        """Tell a station which states to hold."""
+        if station == "ingress":
+            return [await self._mesh.ingress.serving.hold(stamps)]
+        return [(await self._mesh.held[station].hold(stamps, wait_s)).body()]
 
     async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
         """Tell the ingress what to rank with."""

@@ -29,7 +29,8 @@ class FakeMesh:
         refuses: (station, stamp) -> reason.
         silent: Stations that do not answer.
         slow: Versions that nobody has read yet.
-        took_s: What it takes to hold something.
+        took_s: What it takes a station to hold something.
+        holds: Station and time of each order to hold something.
         in_flight: Stamps that requests of the ingress use.
         reports: What the ingress adds to its report.
         published: What a replica that starts would find.
@@ -45,26 +46,25 @@ class FakeMesh:
         self.reports: dict[str, Any] = {}
         self.served: list[ServingOrder] = []
         self.published: ServingOrder | None = None
-        self.num_holds = 0
+        self.holds: list[tuple[str, float]] = []
         self.is_deaf = False
         self.took_s = 0.0
         self.clock = ManualClock()
 
-    async def hold(self, stamps: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        self.num_holds += 1
+    def stations(self) -> Sequence[str]:
+        return STATIONS
+
+    async def hold(self, station: str, stamps: Sequence[str], wait_s: float) -> Sequence[Mapping[str, Any]]:
+        self.holds.append((station, self.clock.monotonic_s()))
         await self.clock.sleep_s(self.took_s)
         assert self.published is not None
         assert set(stamps) <= set(self.published.held), "a replica that starts now would not know of them"
-        replies: dict[str, list[dict[str, Any]]] = {}
-        for name in STATIONS:
-            if name in self.silent:
-                replies[name] = [{"error": "it did not answer in time"}]
-                continue
-            refused = {stamp: reason for (who, stamp), reason in self.refuses.items() if who == name}
-            here = {stamp for stamp in stamps if stamp not in refused and parse_stamp(stamp)[0] not in self.slow}
-            self.held[name] = here if here == set(stamps) else self.held[name] | here
-            replies[name] = [{"held": sorted(self.held[name]), "refused": refused, "loading": sorted(self.slow)}]
-        return replies
+        if station in self.silent:
+            return [{"error": "it did not answer in time"}]
+        refused = {stamp: reason for (who, stamp), reason in self.refuses.items() if who == station}
+        here = {stamp for stamp in stamps if stamp not in refused and parse_stamp(stamp)[0] not in self.slow}
+        self.held[station] = here if here == set(stamps) else self.held[station] | here
+        return [{"held": sorted(self.held[station]), "refused": refused, "loading": sorted(self.slow)}]
 
     async def serve(self, order: ServingOrder) -> Sequence[Mapping[str, Any]]:
         for stamp in (order.version, order.canary):
@@ -110,9 +110,9 @@ class Rig:
             await self.loop.round()
 
     async def tried(self) -> str:
-        """Do a round that takes as long as the mesh does; returns what is served then."""
+        """Do a round that takes its time; returns what is served then."""
         doing = asyncio.create_task(self.loop.round())
-        await self.clock.advance(self.mesh.took_s)
+        await self.clock.advance(100)
         await doing
         return self.loop.order.version
 
@@ -128,7 +128,7 @@ def rig(tmp_path: Path) -> Rig:
 
 async def test_nothing_new_costs_no_call(rig: Rig) -> None:
     await rig.rounds(3)
-    assert (rig.mesh.num_holds, rig.mesh.served) == (0, [])
+    assert (rig.mesh.holds, rig.mesh.served) == ([], [])
 
 
 async def test_deltas_are_served_once_all_hold_them(rig: Rig) -> None:
@@ -142,46 +142,49 @@ async def test_deltas_are_served_once_all_hold_them(rig: Rig) -> None:
     await rig.rounds()
     assert rig.loop.order.version == "v+5", "what came meanwhile is taken together"
     assert (rig.loop.order.updates.newest, rig.loop.order.updates.served, rig.loop.order.updates.reason) == (5, 5, "")
-    holds = rig.mesh.num_holds
+    holds = len(rig.mesh.holds)
     await rig.rounds(3)
-    assert rig.mesh.num_holds == holds
+    assert len(rig.mesh.holds) == holds
 
 
-async def test_a_take_up_rests_for_as_long_as_its_share_asks(rig: Rig) -> None:
-    rig.mesh.took_s = 0.5
+async def test_stations_take_a_state_up_in_turn_with_pauses_by_what_it_took(rig: Rig) -> None:
+    rig.mesh.took_s, begin_s = 0.1, rig.clock.monotonic_s()
     rig.append("v")
     assert await rig.tried() == "v+1"
-    rig.append("v", 3)
-    await rig.clock.advance(4.4)  # nine times what it took, less a little
-    holds = rig.mesh.num_holds
-    assert (await rig.tried(), rig.mesh.num_holds) == ("v+1", holds)
-    await rig.clock.advance(0.2)
-    assert await rig.tried() == "v+4", "what came meanwhile is taken together"
+    at_s = [(name, round(told_s - begin_s, 3)) for name, told_s in rig.mesh.holds]
+    assert at_s == [(name, 1.0 * number) for number, name in enumerate(STATIONS)], "each busy for a tenth of the time"
 
 
-async def test_a_rest_has_a_limit_and_ends_for_no_other_version(rig: Rig) -> None:
-    rig.mesh.took_s = 5.0
+async def test_the_pauses_have_a_limit(rig: Rig) -> None:
+    rig.mesh.took_s, begin_s = 0.8, rig.clock.monotonic_s()
     rig.append("v")
     assert await rig.tried() == "v+1"
+    at_s = [round(told_s - begin_s, 3) for _, told_s in rig.mesh.holds]
+    assert at_s == [0.0, 8.0, 11.6], "7.2 s and then what is left of 10 s"
+
+
+async def test_what_somebody_asks_for_ends_the_pauses(rig: Rig) -> None:
+    rig.mesh.took_s = 0.1
     rig.append("v")
-    await rig.clock.advance(9.9)
-    assert await rig.tried() == "v+1"
-    await rig.clock.advance(0.2)
-    assert await rig.tried() == "v+2"
-    rig.append("w", 2)
+    doing = asyncio.create_task(rig.loop.round())
+    await rig.clock.advance(0.5)
     rig.ask()
-    assert [await rig.tried() for _ in range(2)] == ["w", "w+2"], "another version waits for nothing"
+    await rig.clock.advance(0.6)
+    await rig.clock.advance(0.2)
+    assert doing.done()
+    begin_s = rig.clock.monotonic_s()
+    assert await rig.tried() == "w"
+    assert rig.mesh.holds[-1][1] - begin_s == pytest.approx(0.2), "a version is not spread"
 
 
-async def test_a_state_that_is_late_stays_the_aim_while_the_rest_lasts(rig: Rig) -> None:
-    rig.mesh.took_s, rig.mesh.silent = 0.5, {"embedding:0"}
+async def test_a_loop_that_ends_asks_nobody_any_more(rig: Rig) -> None:
+    rig.mesh.took_s = 0.1
     rig.append("v")
-    assert await rig.tried() == "v"
-    rig.append("v")
-    rig.mesh.silent = set()
-    assert await rig.tried() == "v+1", "it is asked for again, not the next one beside it"
-    await rig.clock.advance(10)
-    assert await rig.tried() == "v+2"
+    doing = asyncio.create_task(rig.loop.round())
+    await rig.clock.advance(0.05)
+    doing.cancel()
+    await rig.clock.advance(100)
+    assert (doing.cancelled(), len(rig.mesh.holds), rig.mesh.held["ingress"]) == (True, 1, {"v"})
 
 
 async def test_states_in_use_are_held(rig: Rig) -> None:

@@ -245,6 +245,9 @@ def test_a_second_form_of_the_same_content_is_refused() -> None:
     other = len(text).to_bytes(8, "little") + text + payload[8 + int.from_bytes(payload[:8], "little") :]
     with pytest.raises(DeltaDamagedError, match="not in the form"):
         Delta.decode(sealed(other), "v", 1)
+    for cut in (payload + b"\0", payload[:-1]):
+        with pytest.raises(DeltaDamagedError):
+            Delta.decode(sealed(cut), "v", 1)
 
 
 def test_rows_differ_by_their_bits() -> None:
