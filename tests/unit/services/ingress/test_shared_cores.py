@@ -142,7 +142,7 @@ class Machine:
 
 def poisson(rate: float, duration_s: float, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
-    return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s))).tolist()
+    return sorted(float(time_s) for time_s in rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
 
 
 def outcome_of(ratio: float) -> Outcome:
