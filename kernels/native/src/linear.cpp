@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "gemm.h"
 #include "parallel.h"
@@ -210,25 +211,59 @@ void linear_chunk(const BroadcastLinearArguments& a, long first, long rows, long
   }
 }
 
-// Requests' parts of one panel, then all rows of it. Between the rows a later panel of the requests' weight is fetched, the
-// one that this thread comes to next if all are equally fast: a single request's row is bound by reading that weight, the
-// rows by arithmetic, so each hides the other.
-void panel_of_both(const BroadcastLinearArguments& a, long panel, long next_panel) {
-  constexpr long kRows = 48;
-  constexpr long kLine = 64;
-  request_panel(a, panel);
-  const long column0 = panel * 64;
-  const long panel_bytes = 64L * a.request_weight.num_pairs * static_cast<long>(sizeof(pair));
-  const char* next = reinterpret_cast<const char*>(a.request_weight.data) + next_panel * panel_bytes;
-  const long next_bytes = (next_panel + 1) * 64 <= a.request_weight.columns ? panel_bytes : 0;
-  for (long first = 0; first < a.num_rows; first += kRows) {
-    const long rows = a.num_rows - first < kRows ? a.num_rows - first : kRows;
-    linear_chunk(a, first, rows, column0, column0 + 64);
-    const long from = round_up(next_bytes * first / a.num_rows, kLine);
-    const long end = next_bytes * (first + rows) / a.num_rows;
-    for (long at = from; at < end; at += kLine) _mm_prefetch(next + at, _MM_HINT_T1);
+// Both halves panel by panel: the requests' parts of a panel, then the rows, in groups of about kGroupRows. As many panels
+// as there are threads are under way at once, all first groups before the second ones, so that hardly a thread waits for the
+// parts that another one computes, and what is left over at the end is one group.
+struct PanelsOfBoth {
+  static constexpr long kGroupRows = 384;
+  static constexpr long kTileRows = 12;
+
+  const BroadcastLinearArguments& a;
+  long num_panels, at_once, num_groups, group_rows;
+  std::unique_ptr<std::atomic<bool>[]> is_ready;  // by panel: the requests' parts are there
+
+  PanelsOfBoth(const BroadcastLinearArguments& given, long panels, long num_threads)
+      : a(given), num_panels(panels), at_once(num_threads), is_ready(new std::atomic<bool>[panels] {}) {
+    num_groups = a.num_rows < 2 * kGroupRows ? 1 : (a.num_rows + kGroupRows / 2) / kGroupRows;
+    group_rows = round_up((a.num_rows + num_groups - 1) / num_groups, kTileRows);
   }
-}
+
+  long num_tasks() const { return num_panels * num_groups; }
+
+  void run(long task) const {
+    const long block = task / (at_once * num_groups) * at_once;
+    const long width = num_panels - block < at_once ? num_panels - block : at_once;
+    task -= block * num_groups;
+    const long panel = block + task % width;
+    const long first = task / width * group_rows;
+    if (first == 0) {
+      request_panel(a, panel);
+      is_ready[panel].store(true, std::memory_order_release);
+    }
+    // Tasks are handed out in order, so somebody has begun the panel, and a first group waits for nobody.
+    while (!is_ready[panel].load(std::memory_order_acquire)) _mm_pause();
+    const long rows = a.num_rows - first < group_rows ? a.num_rows - first : group_rows;
+    if (rows > 0) rows_of(panel, first, rows);
+  }
+
+  // Between the rows a later panel of the requests' weight is fetched: a single request's row is bound by reading that
+  // weight, the rows by arithmetic, so each hides the other.
+  void rows_of(long panel, long first, long rows) const {
+    constexpr long kRows = 4 * kTileRows;
+    constexpr long kLine = 64;
+    const long bytes = 64L * a.request_weight.num_pairs * static_cast<long>(sizeof(pair));
+    const char* next = reinterpret_cast<const char*>(a.request_weight.data) + (panel + at_once) * bytes;
+    const long next_bytes = (panel + at_once + 1) * 64 <= a.request_weight.columns ? bytes : 0;
+    for (long r = first; r < first + rows; r += kRows) {
+      const long count = first + rows - r < kRows ? first + rows - r : kRows;
+      linear_chunk(a, r, count, panel * 64, panel * 64 + 64);
+      const long end = next_bytes * (r + count) / a.num_rows;
+      for (long at = round_up(next_bytes * r / a.num_rows, kLine); at < end; at += kLine) {
+        _mm_prefetch(next + at, _MM_HINT_T1);
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -236,7 +271,8 @@ RANKMESH_API int rankmesh_broadcast_linear(const BroadcastLinearArguments* given
   const BroadcastLinearArguments& a = *given;
   const long num_panels = (a.weight.columns + 63) / 64;
   if (a.request_x != nullptr && num_panels >= 4L * num_threads) {
-    parallel_for(num_panels, num_threads, [&](long task, int) { panel_of_both(a, task, task + num_threads); });
+    const PanelsOfBoth panels(a, num_panels, num_threads);
+    parallel_for(panels.num_tasks(), num_threads, [&](long task, int) { panels.run(task); });
     return 0;
   }
   const Grid grid(a.num_rows, a.chunk, a.weight.columns, num_threads);

@@ -68,7 +68,9 @@ def test_broadcast_linear_does_not_depend_on_batch_or_threads() -> None:
         assert torch.equal(linear(x[:cut], part), answers[0][:cut])
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 7, 9, 3), (203, 32, 200, 130), (0, 4, 70, 6), (53, 384, 777, 130)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (5, 7, 9, 3), (203, 32, 200, 130), (0, 4, 70, 6), (53, 384, 777, 130), (1201, 16, 1040, 34)]
+)
 @pytest.mark.parametrize("num_requests", [1, 3, 70])
 @pytest.mark.usefixtures("poisoned_memory")
 def test_both_halves_in_one_call_are_the_two_calls(shape: Any, num_requests: int) -> None:
