@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.arrivals import ARRIVALS, Kind, Times, poisson_times
 from benchmarks.cases import CaseSource
-from benchmarks.end_to_end.hammer import Hits, Volley, hammer
+from benchmarks.end_to_end.hammer import Hits, Volley, hammer, own_session
 from benchmarks.harness import measure, quantiles
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
@@ -71,7 +71,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     effort, clock = QUICK if options.quick else Effort(), SystemClock()
     with (
         running_site(Where(options.url, options.name, options.config)) as site,
-        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=own_session) as pool,
     ):
         parts, bodies = urlsplit(site.url), _bodies(site, options.seed)
         host, port = parts.hostname or "127.0.0.1", parts.port or 80

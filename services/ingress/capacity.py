@@ -47,9 +47,11 @@ class Capacity:
 
     @property
     def rate(self) -> float | None:
-        """Work a second; None until a window is full, or when nothing was served in any."""
-        ranked = sorted(self._rates)
-        return (ranked[int(_QUANTILE * (len(ranked) - 1))] or None) if ranked else None
+        """Work a second; None until a window is full. Where nothing was served: less than one in all windows."""
+        if not self._rates:
+            return None
+        least = 1.0 / (len(self._rates) * self._config.window_s)
+        return max(sorted(self._rates)[int(_QUANTILE * (len(self._rates) - 1))], least)
 
     def work_of(self, num_candidates: int) -> float:
         """Return the work of a request."""

@@ -287,6 +287,21 @@ def test_a_queue_that_was_short_a_moment_ago_does_not_stand() -> None:
     assert not gate.capacity.queue_stands
 
 
+def test_where_nothing_was_served_it_is_tried_one_at_a_time() -> None:
+    """All late once, say while the cores are somebody else's, must not mean that as many are let in as at the start."""
+    clock = HandClock()
+    gate = rank_gate(clock)
+    for _ in range(2):
+        with ExitStack() as held:
+            fill(gate, held, ask())
+            clock.set(clock.monotonic_s() + 3.0)
+    with gate.admit(ask()), pytest.raises(OverloadedError) as caught, gate.admit(ask()):
+        pass
+    assert caught.value.context["retry_after_s"] <= 10
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    assert gate.capacity.rate == pytest.approx(30, rel=0.1)
+
+
 @pytest.mark.parametrize("in_flight_min", [1, 6])
 def test_a_few_at_once_are_no_queue_however_long_one_takes(in_flight_min: int) -> None:
     """Capacity that was measured on one request at a time says nothing of what works in parallel."""
