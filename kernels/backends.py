@@ -18,6 +18,9 @@ C++ library of ``kernels.native``. ``triton``: a GPU, or a CPU when ``TRITON_INT
 
 Activation: TypeAlias = Literal["none", "relu"]
 
+SCALE_LEAST, SCALE_MOST = 1e-30, 1e30
+"""Factor of attention's scores: float32 and its products hold it."""
+
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,16 +38,40 @@ def check_choice(field: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{field} must be one of {', '.join(allowed)}, is {value!r}")
 
 
+def check_number(field: str, value: float, least: float, most: float) -> None:
+    """Refuse a number outside of bounds, NaN among them.
+
+    Raises:
+        ValueError: it is.
+    """
+    if not least <= value <= most:
+        raise ValueError(f"{field} must be in [{least:g}, {most:g}], is {value:g}")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse an epsilon of a norm that no backend could take.
+
+    Raises:
+        ValueError: it is not in [1e-12, 1].
+    """
+    check_number("epsilon", epsilon, 1e-12, 1.0)
+
+
 def check_tensor(
-    field: str, tensor: Tensor, shape: Sequence[int | None], dtypes: Sequence[torch.dtype] = FLOAT_DTYPES
+    field: str,
+    tensor: Tensor,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype] = FLOAT_DTYPES,
+    device: torch.device | None = None,
 ) -> None:
-    """Refuse a tensor of the wrong shape or dtype.
+    """Refuse a tensor of the wrong shape, dtype or device.
 
     Args:
         field: Its name in the message.
         tensor: The tensor.
         shape: Wanted sizes, None where any size will do.
         dtypes: Allowed types.
+        device: Where it must be; None: anywhere.
 
     Raises:
         ValueError: a rule is broken.
@@ -56,6 +83,8 @@ def check_tensor(
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         found = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(f"{field} must be {names} [{wanted}], is {found} {list(sizes)}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{field} must be on {device}, is on {tensor.device}")
 
 
 def check_index(field: str, index: Tensor | None, length: int, limit: int, device: torch.device) -> None:

@@ -26,9 +26,14 @@ class PackedLinear:
 
     Args:
         weight: [N, K]; the map runs in its dtype.
+
+    Raises:
+        ValueError: it is no such matrix.
     """
 
     def __init__(self, weight: Tensor) -> None:
+        if weight.dim() != 2 or min(weight.shape) < 1:
+            raise ValueError(f"weight must be [N, K] with N and K at least 1, is {list(weight.shape)}")
         self.num_outputs, self.num_inputs = weight.shape
         self.is_packed = weight.device.type == "cpu" and weight.dtype in _PACKED_DTYPES and torch._C._has_mkldnn
         weight = weight.detach().contiguous()
@@ -46,8 +51,9 @@ class PackedLinear:
             [M, N], dtype of ``x``.
         """
         if self.is_packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, activation, [], "")
-            return out
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
+            # Not oneDNN's own: it makes 0 of NaN, and what is broken would look like an answer.
+            return out.relu_() if activation == "relu" else out
         product = functional.linear(x, self.weight)
         if bias is not None:
             product = (product.float() + bias).to(x.dtype)

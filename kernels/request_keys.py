@@ -45,17 +45,17 @@ def check_request_keys(
     """
     check_tensor("q_CQHK", q_CQHK, (None, None, None, None))
     num_rows, _, num_heads, head_width = q_CQHK.shape
-    keys = f"k_{keys_letter}HK"
+    keys, device = f"k_{keys_letter}HK", q_CQHK.device
     if key_offsets is None:
-        check_tensor(f"{keys} without key_offsets", k, (None, None, num_heads, head_width), (q_CQHK.dtype,))
+        check_tensor(f"{keys} without key_offsets", k, (None, None, num_heads, head_width), (q_CQHK.dtype,), device)
         num_requests, num_keys = k.shape[:2]
-        ends = torch.arange(num_requests + 1, dtype=torch.int32, device=q_CQHK.device) * num_keys
+        ends = torch.arange(num_requests + 1, dtype=torch.int32, device=device) * num_keys
     else:
-        check_tensor(f"{keys} with key_offsets", k, (None, num_heads, head_width), (q_CQHK.dtype,))
+        check_tensor(f"{keys} with key_offsets", k, (None, num_heads, head_width), (q_CQHK.dtype,), device)
         check_offsets("key_offsets", key_offsets, len(k))
         num_requests, ends = len(key_offsets) - 1, key_offsets
-    check_tensor(f"v_{keys_letter}HK", v, k.shape, (q_CQHK.dtype,))
-    check_index(index_name, index_C, num_rows, num_requests, q_CQHK.device)
+    check_tensor(f"v_{keys_letter}HK", v, k.shape, (q_CQHK.dtype,), device)
+    check_index(index_name, index_C, num_rows, num_requests, device)
     return ends
 
 

@@ -73,6 +73,8 @@ def block_attention(
     for name, x in (("k", k), ("v", v)):
         if x.shape != q.shape or x.dtype != q.dtype:
             raise ValueError(f"{name} must be {q.dtype} {list(q.shape)}, is {x.dtype} {list(x.shape)}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on {q.device}, is on {x.device}")
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or len(offsets) < 1:
         raise ValueError(f"offsets must be torch.int64 [B + 1], is {offsets.dtype} {list(offsets.shape)}")
     bounds = offsets.tolist()

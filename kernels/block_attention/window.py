@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kernels.backends import SCALE_LEAST, SCALE_MOST, check_number
+
 Activation: TypeAlias = Literal["softmax", "silu"]
+
+SIZE_MAX = 2**31
+"""Largest block, and most blocks of a window: their product fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +18,11 @@ class Window:
     """The own block, and the whole blocks before it.
 
     Args:
-        block: Positions of a block, at least 1; the last one of a sequence may be shorter.
-        window_blocks: Blocks that a position sees, its own among them, at least 1.
+        block: Positions of a block, 1 to 2^31; the last one of a sequence may be shorter.
+        window_blocks: Blocks that a position sees, its own among them, 1 to 2^31.
         causal: Within its own block a position sees those up to itself; else the whole block.
         activation: ``softmax``, or ``silu``: the sum of silu(scale * q k) v, not normalised.
-        scale: Factor of the scores, positive and finite.
+        scale: Factor of the scores, in [1e-30, 1e30].
 
     Raises:
         ValueError: a value is out of range.
@@ -30,9 +35,9 @@ class Window:
     scale: float
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.window_blocks < 1:
-            raise ValueError(f"block and window_blocks must be at least 1, are {self.block} and {self.window_blocks}")
+        for name, size in (("block", self.block), ("window_blocks", self.window_blocks)):
+            if not 1 <= size <= SIZE_MAX or size % 1:
+                raise ValueError(f"{name} must be a whole number in [1, {SIZE_MAX}], is {size}")
         if self.activation not in ("softmax", "silu"):
             raise ValueError(f"activation must be softmax or silu, is {self.activation!r}")
-        if not 0.0 < self.scale < float("inf"):
-            raise ValueError(f"scale must be positive and finite, is {self.scale}")
+        check_number("scale", self.scale, SCALE_LEAST, SCALE_MOST)

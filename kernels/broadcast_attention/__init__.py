@@ -10,7 +10,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_tensor, native_library
+from kernels.backends import (
+    SCALE_LEAST,
+    SCALE_MOST,
+    Backend,
+    check_choice,
+    check_number,
+    check_tensor,
+    native_library,
+)
 from kernels.broadcast_attention import cpu, reference
 from kernels.request_keys import HEAD_WIDTH_MAX, check_request_keys, require_triton_heads
 
@@ -42,7 +50,8 @@ def broadcast_attention(
         key_offsets: int32 or int64 [B + 1] from 0 to T, non-decreasing; None for dense keys.
         candidate_to_request_C: int32 or int64 in ``[0, B)``, any order; None for one request.
         activation: ``softmax`` or ``silu``.
-        scale: None: K ** -0.5 for softmax; silu has no default, it is usually one over the longest history.
+        scale: In [1e-30, 1e30]. None: K ** -0.5 for softmax; silu has no default, it is usually one over the longest
+            history.
         backend: ``reference``, ``torch``, ``native`` (CPU, bf16) or ``triton`` (K at most 128).
 
     Returns:
@@ -64,6 +73,7 @@ def broadcast_attention(
         if activation == "silu":
             raise ValueError("scale must be given for activation 'silu'")
         scale = q_CQHK.shape[-1] ** -0.5
+    check_number("scale", scale, SCALE_LEAST, SCALE_MOST)
     if backend == "native":
         return _native(q_CQHK, k_THK, v_THK, key_offsets, candidate_to_request_C, activation, scale)
     keys, values = (x.reshape(-1, *q_CQHK.shape[2:]) for x in (k_THK, v_THK))
@@ -87,8 +97,8 @@ def _native(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        None if index is None else index.int(),
-        offsets=None if offsets is None else offsets.long(),
+        None if index is None else index.int().contiguous(),
+        offsets=None if offsets is None else offsets.long().contiguous(),
         # There the scale is inside the activation.
         scale=scale if is_softmax else 1.0,
         activation=activation,

@@ -49,7 +49,9 @@ class BroadcastGemm:
         check_choice("backend", backend, ("reference", "torch", "native", "triton"))
         check_choice("activation", activation, ("none", "relu"))
         check_tensor("weight_NK", weight_NK, (None, None))
-        check_tensor("request_weight_NR", request_weight_NR, (len(weight_NK), None), (weight_NK.dtype,))
+        check_tensor(
+            "request_weight_NR", request_weight_NR, (len(weight_NK), None), (weight_NK.dtype,), weight_NK.device
+        )
         self.weight_NK, self.request_weight_NR = weight_NK.detach().contiguous(), request_weight_NR.detach()
         self.activation: Activation = activation
         self.backend = backend
@@ -76,7 +78,9 @@ class BroadcastGemm:
         Raises:
             ValueError: shape or dtype is wrong.
         """
-        check_tensor("x_BR", x_BR, (None, self.request_weight_NR.shape[1]), (self.weight_NK.dtype,))
+        check_tensor(
+            "x_BR", x_BR, (None, self.request_weight_NR.shape[1]), (self.weight_NK.dtype,), self.weight_NK.device
+        )
         if self._request_map is not None:
             return self._request_map(x_BR.float())
         if self.backend == "native":
@@ -103,15 +107,15 @@ class BroadcastGemm:
             ValueError: shapes or dtypes are wrong, or an index is out of range (checked on CPUs).
         """
         num_outputs, num_inputs = self.weight_NK.shape
-        check_tensor("x_CK", x_CK, (None, num_inputs), (self.weight_NK.dtype,))
-        check_tensor("part_BN", part_BN, (None, num_outputs), (torch.float32,))
+        check_tensor("x_CK", x_CK, (None, num_inputs), (self.weight_NK.dtype,), self.weight_NK.device)
+        check_tensor("part_BN", part_BN, (None, num_outputs), (torch.float32,), x_CK.device)
         check_index("candidate_to_request_C", candidate_to_request_C, len(x_CK), len(part_BN), x_CK.device)
         if self.backend == "reference":
             return reference.broadcast_gemm(x_CK, self.weight_NK, part_BN, candidate_to_request_C, self.activation)
         if self.backend == "torch":
             return cpu.broadcast_gemm(x_CK, self._packed, part_BN, candidate_to_request_C, self.activation)
         if self.backend == "native":
-            index = None if candidate_to_request_C is None else candidate_to_request_C.int()
+            index = None if candidate_to_request_C is None else candidate_to_request_C.int().contiguous()
             out: Tensor = self._native(x_CK.contiguous(), part_BN.contiguous(), index, self.activation == "relu")
             return out
         from kernels.broadcast_gemm import triton_kernel
@@ -136,8 +140,14 @@ class BroadcastGemm:
         """
         if self.backend != "native":
             return self(x_CK, self.request_part(x_BR), candidate_to_request_C)
-        # The binding checks the same: beside 1.5 ms of work, checking twice would show.
-        index = None if candidate_to_request_C is None else candidate_to_request_C.int()
+        # The binding checks the rest: beside 1.5 ms of work, checking twice would show. But it sees int32 alone.
+        index = candidate_to_request_C
+        if index is not None and index.dtype != torch.int32:
+            check_tensor("x_CK", x_CK, (None, None), (torch.bfloat16,))
+            check_tensor("x_BR", x_BR, (None, None), (torch.bfloat16,))
+            check_index("candidate_to_request_C", index, len(x_CK), len(x_BR), x_CK.device)
+            index = index.int()
+        index = None if index is None else index.contiguous()
         out: Tensor = self._native.both(x_CK.contiguous(), x_BR.contiguous(), index, self.activation == "relu")
         return out
 
@@ -158,7 +168,9 @@ class BroadcastTokenGemm:
     def __init__(self, weight_MK: Tensor, request_weight_MR: Tensor, *, backend: Backend) -> None:
         check_choice("backend", backend, ("reference", "torch", "triton"))
         check_tensor("weight_MK", weight_MK, (None, None))
-        check_tensor("request_weight_MR", request_weight_MR, (len(weight_MK), None), (weight_MK.dtype,))
+        check_tensor(
+            "request_weight_MR", request_weight_MR, (len(weight_MK), None), (weight_MK.dtype,), weight_MK.device
+        )
         if backend == "triton":
             require_triton(weight_MK)
         self.weight_MK, self.request_weight_MR = weight_MK.detach().contiguous(), request_weight_MR.detach()
@@ -170,7 +182,13 @@ class BroadcastTokenGemm:
         Raises:
             ValueError: shape or dtype is wrong.
         """
-        check_tensor("x_BRD", x_BRD, (None, self.request_weight_MR.shape[1], None), (self.weight_MK.dtype,))
+        check_tensor(
+            "x_BRD",
+            x_BRD,
+            (None, self.request_weight_MR.shape[1], None),
+            (self.weight_MK.dtype,),
+            self.weight_MK.device,
+        )
         return reference.token_request_part(x_BRD, self.request_weight_MR)
 
     def __call__(self, x_CKD: Tensor, part_BMD: Tensor, candidate_to_request_C: Tensor | None = None) -> Tensor:
@@ -189,8 +207,8 @@ class BroadcastTokenGemm:
             ValueError: shapes or dtypes are wrong, or an index is out of range (checked on CPUs).
         """
         num_outputs, num_inputs = self.weight_MK.shape
-        check_tensor("x_CKD", x_CKD, (None, num_inputs, None), (self.weight_MK.dtype,))
-        check_tensor("part_BMD", part_BMD, (None, num_outputs, x_CKD.shape[2]), (torch.float32,))
+        check_tensor("x_CKD", x_CKD, (None, num_inputs, None), (self.weight_MK.dtype,), self.weight_MK.device)
+        check_tensor("part_BMD", part_BMD, (None, num_outputs, x_CKD.shape[2]), (torch.float32,), x_CKD.device)
         check_index("candidate_to_request_C", candidate_to_request_C, len(x_CKD), len(part_BMD), x_CKD.device)
         if self.backend == "reference":
             return reference.broadcast_token_gemm(x_CKD, self.weight_MK, part_BMD, candidate_to_request_C)

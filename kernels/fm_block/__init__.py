@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_index, check_tensor, require_triton
+from kernels.backends import Backend, check_choice, check_epsilon, check_index, check_tensor, require_triton
 from kernels.fm_block import cpu, reference
 
 __all__ = ["NUM_MIXTURES_MAX", "NUM_TOKENS_MAX", "fm_block"]
@@ -39,7 +39,7 @@ def fm_block(
         part_BkD: float32, the request tokens' half of (X^T Y)^T; None: there is none.
         candidate_to_request_C: int32 or int64 in ``[0, B)``; None for one request.
         gain: [n * k], dtype of x: the flattened product is divided by its root mean square and scaled; None: it is not.
-        epsilon: Added to the mean square.
+        epsilon: Added to the mean square, in [1e-12, 1].
         backend: ``reference``, ``torch`` or ``triton`` (n at most 256, k at most 64).
 
     Returns:
@@ -54,15 +54,16 @@ def fm_block(
     check_choice("backend", backend, ("reference", "torch", "triton"))
     check_tensor("x_CnD", x_CnD, (None, None, None))
     num_candidates, num_tokens, width = x_CnD.shape
-    check_tensor("y_nk", y_nk, (num_tokens, None), (x_CnD.dtype,))
+    check_tensor("y_nk", y_nk, (num_tokens, None), (x_CnD.dtype,), x_CnD.device)
     num_mixtures = y_nk.shape[1]
     if part_BkD is not None:
-        check_tensor("part_BkD", part_BkD, (None, num_mixtures, width), (torch.float32,))
+        check_tensor("part_BkD", part_BkD, (None, num_mixtures, width), (torch.float32,), x_CnD.device)
         check_index("candidate_to_request_C", candidate_to_request_C, num_candidates, len(part_BkD), x_CnD.device)
     elif candidate_to_request_C is not None:
         raise ValueError("candidate_to_request_C needs part_BkD, which is None")
     if gain is not None:
-        check_tensor("gain", gain, (num_tokens * num_mixtures,), (x_CnD.dtype,))
+        check_tensor("gain", gain, (num_tokens * num_mixtures,), (x_CnD.dtype,), x_CnD.device)
+        check_epsilon(epsilon)
     if backend == "reference":
         return reference.fm_block(x_CnD, y_nk, part_BkD, candidate_to_request_C, gain, epsilon)
     if backend == "torch":

@@ -10,7 +10,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_tensor, native_library
+from kernels.backends import (
+    SCALE_LEAST,
+    SCALE_MOST,
+    Backend,
+    check_choice,
+    check_number,
+    check_tensor,
+    native_library,
+)
 from kernels.gdpa import cpu, reference
 from kernels.request_keys import HEAD_WIDTH_MAX, check_request_keys, require_triton_heads
 
@@ -42,7 +50,7 @@ def gdpa(
         key_offsets: int32 or int64 [B + 1] from 0 to M, non-decreasing; None for dense keys.
         row_to_request_C: int32 or int64 in ``[0, B)``, any order; None for one request.
         activation: ``relu``, ``gelu`` (by tanh), ``silu`` or ``identity``.
-        tau: Divides the scores, inside the activation; positive.
+        tau: Divides the scores, inside the activation; in [1e-30, 1e30].
         backend: ``reference``, ``torch``, ``native`` (CPU, bf16, silu) or ``triton`` (K at most 128).
 
     Returns:
@@ -56,8 +64,7 @@ def gdpa(
     """
     check_choice("backend", backend, ("reference", "torch", "native", "triton"))
     check_choice("activation", activation, ("relu", "gelu", "silu", "identity"))
-    if not 0.0 < tau < float("inf"):
-        raise ValueError(f"tau must be positive and finite, is {tau}")
+    check_number("tau", tau, SCALE_LEAST, SCALE_MOST)
     ends = check_request_keys(
         q_CQHK, k_MHK, v_MHK, key_offsets, row_to_request_C, keys_letter="M", index_name="row_to_request_C"
     )
@@ -85,8 +92,8 @@ def _native(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        None if index is None else index.int(),
-        offsets=None if offsets is None else offsets.long(),
+        None if index is None else index.int().contiguous(),
+        offsets=None if offsets is None else offsets.long().contiguous(),
         scale=1.0 / tau,
         activation="silu",
     )

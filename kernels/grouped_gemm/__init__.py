@@ -38,7 +38,7 @@ def grouped_gemm(x_TK: Tensor, weight_GNK: Tensor, offsets: Tensor, *, backend: 
     """
     check_choice("backend", backend, ("reference", "torch", "triton"))
     check_tensor("x_TK", x_TK, (None, None))
-    check_tensor("weight_GNK", weight_GNK, (None, None, x_TK.shape[1]), (x_TK.dtype,))
+    check_tensor("weight_GNK", weight_GNK, (None, None, x_TK.shape[1]), (x_TK.dtype,), x_TK.device)
     check_tensor("offsets", offsets, (len(weight_GNK) + 1,), (torch.int32, torch.int64))
     if offsets.device != x_TK.device:
         raise ValueError(f"offsets must be on {x_TK.device}, are on {offsets.device}")

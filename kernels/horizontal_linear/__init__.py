@@ -46,7 +46,7 @@ class MergedLinear:
         Raises:
             ValueError: shape or dtype is wrong.
         """
-        check_tensor("x_MK", x_MK, (None, self.weight_NK.shape[1]), (self.weight_NK.dtype,))
+        check_tensor("x_MK", x_MK, (None, self.weight_NK.shape[1]), (self.weight_NK.dtype,), self.weight_NK.device)
         if self._packed is not None:
             merged = self._packed(x_MK)
         elif self.backend == "reference":
@@ -86,7 +86,7 @@ class LinearBatch:
         if len(inputs) != len(self.weights):
             raise ValueError(f"inputs must be {len(self.weights)}, one a weight, are {len(inputs)}")
         for position, (x, weight) in enumerate(zip(inputs, self.weights, strict=True)):
-            check_tensor(f"inputs[{position}]", x, (None, weight.shape[1]), (weight.dtype,))
+            check_tensor(f"inputs[{position}]", x, (None, weight.shape[1]), (weight.dtype,), weight.device)
         if self._cpu is not None:
             return self._cpu(inputs)
         if self.backend == "reference":
@@ -102,6 +102,6 @@ def _check_weights(weights: Sequence[Tensor], backend: str) -> None:
         raise ValueError("weights must be at least one, are 0")
     for position, weight in enumerate(weights):
         check_tensor(f"weights[{position}]", weight, (None, None))
-        check_tensor(f"weights[{position}]", weight, (None, None), (weights[0].dtype,))
+        check_tensor(f"weights[{position}]", weight, (None, None), (weights[0].dtype,), weights[0].device)
     if backend == "triton":
         require_triton(weights[0])

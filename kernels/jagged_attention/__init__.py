@@ -8,7 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_offsets, check_tensor, native_library
+from kernels.backends import (
+    SCALE_LEAST,
+    SCALE_MOST,
+    Backend,
+    check_choice,
+    check_number,
+    check_offsets,
+    check_tensor,
+    native_library,
+)
 from kernels.jagged_attention import cpu, reference
 from kernels.request_keys import HEAD_WIDTH_MAX, require_triton_heads
 
@@ -39,7 +48,7 @@ def jagged_attention(
             sequence, and the answer is [B * T, H, K], sequence by sequence.
         key_offsets: int32 or int64 [B + 1] from 0 to S, non-decreasing.
         causal: Query i of n sees keys up to i + (number of keys - n).
-        scale: None: K ** -0.5.
+        scale: In [1e-30, 1e30]; None: K ** -0.5.
         backend: ``reference``, ``torch``, ``native`` (CPU, bf16; causal with as many keys as queries only) or
             ``triton`` (K at most 128).
 
@@ -56,8 +65,8 @@ def jagged_attention(
     check_choice("backend", backend, ("reference", "torch", "native", "triton"))
     check_tensor("q_THK", q_THK, (None, None, None))
     num_queries, num_heads, head_width = q_THK.shape
-    check_tensor("k_SHK", k_SHK, (None, num_heads, head_width), (q_THK.dtype,))
-    check_tensor("v_SHK", v_SHK, k_SHK.shape, (q_THK.dtype,))
+    check_tensor("k_SHK", k_SHK, (None, num_heads, head_width), (q_THK.dtype,), q_THK.device)
+    check_tensor("v_SHK", v_SHK, k_SHK.shape, (q_THK.dtype,), q_THK.device)
     check_offsets("key_offsets", key_offsets, len(k_SHK))
     if query_offsets is not None:
         check_offsets("query_offsets", query_offsets, num_queries)
@@ -68,6 +77,7 @@ def jagged_attention(
     elif causal:
         raise ValueError("causal needs query_offsets, which are None")
     factor = head_width**-0.5 if scale is None else scale
+    check_number("scale", factor, SCALE_LEAST, SCALE_MOST)
     if backend == "native":
         return _native(q_THK, k_SHK, v_SHK, query_offsets, key_offsets, causal, factor)
     if query_offsets is None:
@@ -89,7 +99,7 @@ def _native(
 ) -> Tensor:
     native = native_library(q)
     check_tensor("q_THK of backend 'native'", q, (None, None, None), (torch.bfloat16,))
-    num_sequences, keys = len(key_offsets) - 1, key_offsets.long()
+    num_sequences, keys = len(key_offsets) - 1, key_offsets.long().contiguous()
     parts = [x.contiguous() for x in (q, k, v)]
     if causal:
         if query_offsets is None or not torch.equal(query_offsets.long(), keys):

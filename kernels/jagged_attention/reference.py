@@ -17,10 +17,12 @@ def jagged_attention(
     for (first, last), (begin, end) in bounds:
         queries, keys, values = q_THK[first:last].float(), k_SHK[begin:end].float(), v_SHK[begin:end].float()
         scores = torch.einsum("qhk,shk->hqs", queries, keys) * scale
+        sees_none = torch.zeros(last - first, dtype=torch.bool, device=q_THK.device)
         if causal:
             stands = torch.arange(last - first, device=q_THK.device) + (end - begin) - (last - first)
             scores.masked_fill_(torch.arange(end - begin, device=q_THK.device) > stands[:, None], -torch.inf)
-        # Over no key at all the softmax is 0 / 0 and the answer zero.
-        weights = torch.softmax(scores, -1).nan_to_num(0.0)
+            sees_none = stands < 0
+        # Over no key at all the softmax is 0 / 0 and the answer zero; a NaN that was given stays one.
+        weights = torch.softmax(scores, -1).masked_fill(sees_none[:, None], 0.0)
         out[first:last] = torch.einsum("hqs,shk->qhk", weights, values)
     return out.to(q_THK.dtype)

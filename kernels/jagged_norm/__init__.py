@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, check_choice, check_tensor, require_triton
+from kernels.backends import Backend, check_choice, check_epsilon, check_tensor, require_triton
 from kernels.jagged_norm import cpu, reference
 
 __all__ = ["WIDTH_MAX", "Over", "jagged_norm"]
@@ -39,7 +39,7 @@ def jagged_norm(
         offsets: int32 or int64 [B + 1] from 0 to at most T, non-decreasing.
         residual_TD: Added to x before the norm, dtype of x; None: nothing is added.
         over: ``row``: the mean square of each row's D entries; ``sequence``: of all entries of its sequence.
-        epsilon: Added to the mean square.
+        epsilon: Added to the mean square, in [1e-12, 1].
         backend: ``reference``, ``torch`` or ``triton`` (D at most 4,096).
 
     Returns:
@@ -54,7 +54,8 @@ def jagged_norm(
     check_choice("over", over, ("row", "sequence"))
     check_tensor("x_TD", x_TD, (None, None))
     num_rows, width = x_TD.shape
-    check_tensor("gain_D", gain_D, (width,), (x_TD.dtype,))
+    check_tensor("gain_D", gain_D, (width,), (x_TD.dtype,), x_TD.device)
+    check_epsilon(epsilon)
     check_tensor("offsets", offsets, (None,), (torch.int32, torch.int64))
     if len(offsets) == 0:
         raise ValueError("offsets must be [B + 1], is empty")
@@ -64,7 +65,7 @@ def jagged_norm(
     ):
         raise ValueError(f"offsets must rise from 0 to at most {num_rows}, are {offsets.tolist()[:8]}")
     if residual_TD is not None:
-        check_tensor("residual_TD", residual_TD, x_TD.shape, (x_TD.dtype,))
+        check_tensor("residual_TD", residual_TD, x_TD.shape, (x_TD.dtype,), x_TD.device)
     if backend == "reference":
         return reference.jagged_norm(x_TD, gain_D, offsets, residual_TD, over, epsilon)
     if backend == "torch":

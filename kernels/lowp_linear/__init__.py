@@ -10,7 +10,16 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import FLOAT_DTYPES, Backend, check_choice, check_tensor, native_library, require_triton
+from kernels.backends import (
+    FLOAT_DTYPES,
+    Backend,
+    BackendUnavailableError,
+    check_choice,
+    check_epsilon,
+    check_tensor,
+    native_library,
+    require_triton,
+)
 from kernels.lowp_linear import cpu, reference
 from kernels.lowp_linear.formats import MX_BLOCK, Quantized, quantize_fp8_rows, quantize_int8_rows, quantize_mxfp8
 from kernels.packed_linear import PackedLinear
@@ -49,7 +58,7 @@ class LowpLinear:
         _check_format(format, backend)
         check_tensor("weight_NK", weight_NK, (None, None))
         _check_inputs(format, backend, weight_NK.shape[1])
-        self.format, self.backend = format, backend
+        self.format, self.backend, self.device = format, backend, weight_NK.device
         self.num_outputs, self.num_inputs = weight_NK.shape
         if backend == "triton":
             require_triton(weight_NK)
@@ -61,6 +70,10 @@ class LowpLinear:
         else:
             self.weight = _QUANTIZERS[format](weight_NK.detach())
             if format == "int8" and backend == "torch":
+                if weight_NK.device.type != "cpu":
+                    raise BackendUnavailableError(
+                        f"format 'int8' of backend 'torch' runs on CPUs, the weight is on {weight_NK.device}"
+                    )
                 self._int8 = cpu.Int8Linear(self.weight)
 
     def __call__(self, x_MK: Tensor, gain_K: Tensor | None = None, epsilon: float = 1e-6) -> Tensor:
@@ -69,15 +82,16 @@ class LowpLinear:
         Args:
             x_MK: Any float dtype; ``native`` takes float32 and bfloat16.
             gain_K: Of the norm, dtype of x; None: rows are not normalised.
-            epsilon: Of the norm.
+            epsilon: Of the norm, in [1e-12, 1].
 
         Raises:
             ValueError: a shape or dtype is wrong.
         """
         dtypes = (torch.float32, torch.bfloat16) if self.backend == "native" else FLOAT_DTYPES
-        check_tensor("x_MK", x_MK, (None, self.num_inputs), dtypes)
+        check_tensor("x_MK", x_MK, (None, self.num_inputs), dtypes, self.device)
         if gain_K is not None:
-            check_tensor("gain_K", gain_K, (self.num_inputs,), (x_MK.dtype,))
+            check_tensor("gain_K", gain_K, (self.num_inputs,), (x_MK.dtype,), x_MK.device)
+            check_epsilon(epsilon)
         if self.format == "bf16":
             rows = x_MK if gain_K is None else reference.rms_norm(x_MK, gain_K, epsilon)
             if self._packed is not None:
@@ -157,14 +171,15 @@ def rms_norm_quantize(
         gain_K: Dtype of x.
         format: Not ``bf16``.
         backend: As of ``quantize``.
-        epsilon: Added to the mean square.
+        epsilon: Added to the mean square, in [1e-12, 1].
 
     Raises:
         ValueError: a shape or name breaks a rule.
         BackendUnavailableError: the backend cannot run here.
     """
     _check_quantizer(x_MK, format, backend)
-    check_tensor("gain_K", gain_K, (x_MK.shape[1],), (x_MK.dtype,))
+    check_tensor("gain_K", gain_K, (x_MK.shape[1],), (x_MK.dtype,), x_MK.device)
+    check_epsilon(epsilon)
     if backend == "native":
         values, scales = native_library(x_MK).quantize_rows(x_MK.contiguous(), gain_K.float(), epsilon)
         return Quantized(values, scales, "int8")

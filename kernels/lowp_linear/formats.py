@@ -70,12 +70,12 @@ def quantize_mxfp8(x_MK: Tensor) -> Quantized:
 
 
 def row_scales(x_MK: Tensor, largest: float) -> Tensor:
-    """Return max |row| / largest, float32 [M]; 1 for a row of zeros."""
+    """Return max |row| / largest, float32 [M]; 1 for a row of zeros, NaN where a NaN is, which must not be lost."""
     if x_MK.shape[1] == 0:
         return torch.ones(len(x_MK), dtype=torch.float32, device=x_MK.device)
     most = x_MK.abs().amax(1)
     # Below the least normal number the quotient would lose its bits, or be zero.
-    return torch.where(most > 0, (most / largest).clamp_min(_TINY), torch.ones_like(most))
+    return torch.where(most == 0, torch.ones_like(most), (most / largest).clamp_min(_TINY))
 
 
 def encode_e8m0(most: Tensor) -> Tensor:

@@ -50,14 +50,17 @@ def segmented_topk(
     """
     if values.ndim != 1 or values.dtype != np.float32:
         raise ValueError(f"values must be float32 [N], are {values.dtype} {values.shape}")
+    if not np.issubdtype(offsets.dtype, np.integer):
+        raise ValueError(f"offsets must be integers [S + 1], are {offsets.dtype} {offsets.shape}")
     if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(values):
         raise ValueError(f"offsets must be [S + 1] from 0 to {len(values)}, have shape {offsets.shape}")
     if bool((offsets[1:] < offsets[:-1]).any()):
         raise ValueError("offsets must not decrease")
     if tie_keys is not None and (tie_keys.shape != values.shape or tie_keys.dtype != np.int64):
         raise ValueError(f"tie_keys must be int64 [{len(values)}], are {tie_keys.dtype} {tie_keys.shape}")
-    if k < 0:
-        raise ValueError(f"k must be at least 0, is {k}")
+    if not k >= 0 or k % 1:
+        raise ValueError(f"k must be at least 0 and whole, is {k}")
+    k = min(int(k), len(values))  # more would not fit the C type of the native form
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of {sorted(_BACKENDS)}, is {backend!r}")
     if backend == "reference":

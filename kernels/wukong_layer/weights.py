@@ -99,6 +99,7 @@ class LayerWeights:
         Raises:
             ValueError: naming the weight, the shape it must have and the one it has.
         """
+        _check_fields(name, self, {"query_tokens": 2, "mixtures": 2, "up": 2, "down": 2, "linear": 2, "norm": 1})
         width, seen = self.width, self.num_seen
         wanted = {
             "query": (width, width),
@@ -155,6 +156,7 @@ class LayerGiven:
         Raises:
             ValueError: naming the tensor, the shape it must have and the one it has.
         """
+        _check_fields(name, self, {"hidden": 2, "keys": 3} if weights.num_queries else {"hidden": 2})
         num_requests, width = len(self.hidden), weights.width
         wanted = {
             "queries": (num_requests, weights.num_queries, width),
@@ -168,6 +170,24 @@ class LayerGiven:
             found = tuple(getattr(self, field).shape)
             if found != shape:
                 raise ValueError(f"{name}.{field} must be {list(shape)}, is {list(found)}")
+
+
+def _check_fields(name: str, given: LayerWeights | LayerGiven, dims: dict[str, int]) -> None:
+    """Check what sizes are read from before they are, and what C takes for granted.
+
+    Raises:
+        ValueError: a tensor is not floating-point, not on the CPU, or has another number of axes.
+    """
+    for field in fields(given):
+        x = getattr(given, field.name)
+        if not isinstance(x, Tensor):
+            continue
+        if not x.is_floating_point() or x.device.type != "cpu":
+            raise ValueError(f"{name}.{field.name} must be floating-point on the CPU, is {x.dtype} on {x.device}")
+        if x.dim() != dims.get(field.name, x.dim()):
+            raise ValueError(f"{name}.{field.name} must have {dims[field.name]} axes, is {list(x.shape)}")
+        if field.name == "norm" and not len(x):
+            raise ValueError(f"{name}.norm must have the width of a token, at least 1, is [0]")
 
 
 def copy_of(weights: LayerWeights) -> LayerWeights:

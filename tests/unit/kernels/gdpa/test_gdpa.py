@@ -124,7 +124,7 @@ def test_dense_keys_are_jagged_ones_of_equal_length(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tau": 0.0}, "tau must be positive"),
+        ({"tau": 0.0}, "tau must be in"),
         ({"activation": "softmax"}, "activation must be one of"),
         ({"key_offsets": _offsets([3])}, "key_offsets must rise from 0 to 4"),
         ({"row_to_request_C": torch.tensor([0, 1])}, r"row_to_request_C must be in \[0, 1\)"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kernels.backends import BackendUnavailableError
 from kernels.segmented_topk import segmented_topk
+from tests.unit.kernels.native.support import require_native
 
 # Few distinct values, so that ties are the rule; both zeros, infinities and NaN among them.
 _VALUES = st.sampled_from([0.0, -0.0, 1.0, 2.0, 2.5, -3.0, float("inf"), -float("inf"), float("nan")])
@@ -124,12 +125,23 @@ def test_ties_at_the_threshold_go_to_the_smaller_key() -> None:
         (np.zeros(2, np.float32), [1, 2], 1, None, "offsets must be"),
         (np.zeros(2, np.float32), [0, 2, 1, 2], 1, None, "offsets must not decrease"),
         (np.zeros(2, np.float32), [0, 2], -1, None, "k must be at least 0"),
+        (np.zeros(2, np.float32), [0, 2], 1.5, None, "k must be at least 0 and whole, is 1.5"),
+        (np.zeros(2, np.float32), [0, 2], float("nan"), None, "k must be at least 0 and whole, is nan"),
+        (np.zeros(2, np.float32), [0.0, 2.0], 1, None, "offsets must be integers"),
         (np.zeros(2, np.float32), [0, 2], 1, np.zeros(3, np.int64), "tie_keys must be"),
     ],
 )
 def test_bad_input_is_refused(values: Any, offsets: list[int], k: int, keys: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         segmented_topk(values, np.array(offsets), k, tie_keys=keys)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "native"])
+def test_more_than_there_are_is_all_of_them_however_many(backend: Any) -> None:
+    if backend == "native":
+        require_native()
+    found, ends = segmented_topk(np.array([1, 3], np.float32), np.array([0, 2]), 10**30, backend=backend)
+    assert (found.tolist(), ends.tolist()) == ([1, 0], [0, 2])
 
 
 def test_unknown_backend_is_refused() -> None:
