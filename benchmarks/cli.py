@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -19,6 +19,7 @@ from benchmarks.record import RESULTS_DIR, RunContext, append_rows, read_rows
 from benchmarks.registry import BENCHMARKS, BenchmarkOptions, load
 from benchmarks.report import comparison_table, names_table, rows_table, verdict_table
 from shared.clock import SystemClock
+from shared.settings import load_settings
 
 _PIPE_WIDTH = 160
 """Columns of output that is read by another program, unless COLUMNS says otherwise."""
@@ -46,7 +47,7 @@ class VerifyOptions:
 
 
 def bench(
-    name: str | None, options: BenchmarkOptions, *, json_lines: bool = False, results_dir: Path = RESULTS_DIR
+    name: str | None, options: BenchmarkOptions, *, json_lines: bool = False, results_dir: Path | None = None
 ) -> int:
     """Run one benchmark, show its rows and append them to the results; without a name list the benchmarks.
 
@@ -54,7 +55,8 @@ def bench(
         name: Registered name, or None.
         options: What to run it with.
         json_lines: Rows as JSON lines on standard output instead of a table.
-        results_dir: Where rows are appended.
+        results_dir: Where rows are appended; None: ``benchmarks/results``, and for a quick run, whose few samples are
+            no results, the folder ``bench`` of the run-time files.
 
     Raises:
         ConfigError: no benchmark has this name.
@@ -73,8 +75,11 @@ def bench(
     run = load(name)
     context = RunContext.capture(options.seed, SystemClock())
     report = run(options)
-    rows = [context.row(name, report.config_hash, measurement) for measurement in report.measurements]
-    append_rows(rows, results_dir)
+    measurements = report.measurements
+    if options.quick:
+        measurements = tuple(replace(each, params={**each.params, "quick": True}) for each in measurements)
+    rows = [context.row(name, report.config_hash, measurement) for measurement in measurements]
+    append_rows(rows, results_dir or (load_settings().var_dir / "bench" if options.quick else RESULTS_DIR))
     if json_lines:
         _print_json(*(row.model_dump() for row in rows))
     else:

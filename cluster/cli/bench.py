@@ -27,7 +27,7 @@ def bench(
         str | None, typer.Argument(help="Name of one; without it, list them.", show_default=False)
     ] = None,
     seed: SeedOption = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Few samples, a smoke test.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few samples; rows go to var/bench/.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     name: NameOption = DEFAULT_NAME,

@@ -19,7 +19,7 @@ from tests.helpers.benchmark_rows import make_row
 def fake_benchmark(options: BenchmarkOptions) -> BenchmarkReport:
     spread = {"min": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0, "max": 5.0}
     return BenchmarkReport(
-        (Measurement("p50_ms", 2.0, "ms", spread, 9, {"quick": options.quick}), Measurement("rate", 7.0, "1/s")), "cfg"
+        (Measurement("p50_ms", 2.0, "ms", spread, 9, {"seed": options.seed}), Measurement("rate", 7.0, "1/s")), "cfg"
     )
 
 
@@ -45,7 +45,18 @@ def test_bench_json_is_one_row_a_line_and_nothing_else(
     cli.bench(fake, BenchmarkOptions(quick=True), json_lines=True, results_dir=tmp_path)
     documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.model_dump() for row in read_rows(tmp_path / "fake.jsonl")] == documents
-    assert documents[0]["params"] == {"quick": True}
+    assert [document["params"] for document in documents] == [{"seed": 0, "quick": True}, {"quick": True}]
+
+
+def test_a_quick_run_is_no_result(fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "RESULTS_DIR", tmp_path / "results")
+    monkeypatch.setenv("RANKMESH_VAR_DIR", str(tmp_path / "var"))
+    cli.bench(fake, BenchmarkOptions(quick=True))
+    assert len(read_rows(tmp_path / "var" / "bench" / "fake.jsonl")) == 2
+    assert not (tmp_path / "results").exists()
+    cli.bench(fake, BenchmarkOptions())
+    rows = read_rows(tmp_path / "results" / "fake.jsonl")
+    assert [row.params for row in rows] == [{"seed": 0}, {}]
 
 
 def test_bench_without_a_name_lists_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
