@@ -122,16 +122,21 @@ def _health(status: StatusBody) -> tuple[str, str]:
 
 
 def _kernels(status: StatusBody) -> str:
-    """Return how the network is executed: once where all stations agree, which is usual, else by station."""
-    said = {
-        station.name: replica.execution
-        for station in status.deployments
-        for replica in station.replicas
-        if replica.execution is not None
-    }
-    if len(set(said.values())) <= 1:
-        return next(iter(said.values()), "")
-    return "; ".join(f"{name}: {execution}" for name, execution in said.items())
+    """Return how the network is executed: once where all stations agree, which is usual, else by station.
+
+    Each replica has measured for itself, so reasons differ in their figures: one is shown for all of one choice.
+    """
+    stations: dict[str, list[str]] = {}
+    shown: dict[str, str] = {}
+    for station in status.deployments:
+        for execution in {replica.execution for replica in station.replicas if replica.execution is not None}:
+            choice = execution.partition(" (")[0]
+            if station.name not in stations.setdefault(choice, []):
+                stations[choice].append(station.name)
+            shown.setdefault(choice, execution)
+    if len(shown) <= 1:
+        return next(iter(shown.values()), "")
+    return "; ".join(f"{', '.join(names)}: {shown[choice]}" for choice, names in stations.items())
 
 
 def _sign(state: str) -> Text:

@@ -82,6 +82,8 @@ def _roofline(only: str, *, is_written: bool) -> int:
 
     tables = all_tables()
     chosen = {name: table for name, table in tables.items() if name.startswith(only)}
+    if not chosen:
+        sys.stderr.write(f"gpu-check: no kernel's name starts with {only!r}; there are {', '.join(sorted(tables))}\n")
     for line in lines(chosen):
         sys.stdout.write(f"{line}\n")
     if is_written:

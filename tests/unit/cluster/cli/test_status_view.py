@@ -57,6 +57,23 @@ def test_one_word_for_the_whole(changes: dict[str, Any], word: str) -> None:
     assert [part.strip() for part in head.split("  ") if part.strip()][2] == word
 
 
+def test_kernels_are_told_once_for_all_who_chose_alike() -> None:
+    """Each replica has timed for itself: the figures of its reason are its own."""
+
+    def station(name: str, execution: str) -> dict[str, Any]:
+        replicas = [{"id": f"{name}#1", "state": "ready", "execution": execution}]
+        return {"name": name, "target": 1, "replicas": replicas}
+
+    stations = [station("sequence", "torch bfloat16 (probe: 207)"), station("full", "torch bfloat16 (probe: 208)")]
+    kernels = [
+        line for line in lines(status_table(status_body(deployments=stations), URL, 120), 120) if "probe" in line
+    ]
+    assert [line.strip() for line in kernels] == ["kernels  torch bfloat16 (probe: 207)"]
+    stations.append(station("light", "reference float32 (search)"))
+    text = " ".join(lines(status_table(status_body(deployments=stations), URL, 120), 120))
+    assert "sequence, full: torch bfloat16 (probe: 207); light: reference float32 (search)" in text
+
+
 def test_a_replica_shows_its_largest_counters_whole() -> None:
     counters = {f"counted_number_{index}": 1_000_000 + index for index in range(6)}
     ingress = {"id": "ingress#1", "state": "ready", "counters": counters}

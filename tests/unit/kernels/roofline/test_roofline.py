@@ -195,6 +195,7 @@ def test_the_command_prints_rooflines_without_a_gpu(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[1:]] == ["shape", *["gdpa"] * 4]
     assert command.main(["--roofline", "--only", "nothing"]) == 1
+    assert "no kernel's name starts with 'nothing'; there are block_attention, " in capsys.readouterr().err
     for wrong in (["--write"], ["--roofline", "--write", "--only", "gdpa"]):
         with pytest.raises(SystemExit):
             command.main(wrong)
