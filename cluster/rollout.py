@@ -67,8 +67,8 @@ class UpdatesConfig(Config):
 
     follow: bool = True
     period_s: float = Field(1.0, gt=0, le=3600)
-    busy_share: float = Field(0.1, gt=0, le=1)
-    spread_s_max: float = Field(10.0, ge=0, le=3600)
+    busy_share: float = Field(0.25, gt=0, le=1)
+    spread_s_max: float = Field(5.0, ge=0, le=3600)
     hold_timeout_s: float = Field(5.0, gt=0)
     load_timeout_s: float = Field(1800.0, gt=0)
     live: LiveConfig = LiveConfig()

@@ -4,6 +4,10 @@ An own mesh serves 20 requests a second in an open loop; in every other stretch 
 which the mesh follows. Stretches are interleaved in one run, so both sides meet the same machine. Afterwards every
 answer is compared with the oracle of the very state that it names: an answer of two states would be that of none.
 
+A stretch begins when the mesh serves the newest state and has served it for as long as it takes until embeddings are
+made with it (``precompute.settle_s``): what updates left to do is not counted as idle. How far answers lag behind the
+log is measured too: fewer states cost less, and that must show.
+
 What a delta brings: ``ROWS`` rows of the item table and as many of the user table; every ``NETWORK_EVERY``-th one
 scales the whole network instead and brings golden answers, which the stations must give before they serve it.
 """
@@ -22,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.cases import Case, CaseSource
-from benchmarks.client import Answer, MeshClient
+from benchmarks.client import Answer, MeshClient, get_json
 from benchmarks.harness import measure, quantiles, turns
 from benchmarks.judge import Judge, SpeculativeInputs
 from benchmarks.load import open_loop
@@ -54,8 +58,9 @@ DEADLINE_MS: Final = 5_000
 TIMEOUT_S: Final = 15.0
 IN_FLIGHT_MAX: Final = 200
 WRONG_SHOWN: Final = 5
-PAUSE_S: Final = 2.0
-"""After each stretch: what it left to do must not slow the next."""
+POLL_S: Final = 0.2
+SERVED_S_MAX: Final = 60.0
+"""After each stretch: longest wait for the newest state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,25 @@ QUICK = Effort(stretch_s=4.0, num_rounds=1)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request and its answer."""
+    """One request and its answer.
+
+    Args:
+        case: What it was made from.
+        request: As sent.
+        answer: What came of it.
+        newest: The delta that had been published last when it was sent.
+    """
 
     case: Case
     request: RankRequest
     answer: Answer
+    newest: int = 0
+
+    @property
+    def lag_s(self) -> float:
+        """By how much the weights of the answer were behind the log when it was asked for, seconds."""
+        served = 0 if self.answer.body is None else parse_stamp(self.answer.body.weights_version)[1]
+        return max(self.newest - served, 0) / UPDATES_PER_S
 
 
 def run(options: BenchmarkOptions) -> BenchmarkReport:
@@ -90,14 +109,16 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         StageUnavailableError: the mesh gave no whole answer to measure.
     """
     effort = QUICK if options.quick else Effort()
-    origin = WeightStore(weights_url(load_mesh(options.config or DEFAULT_PATH), load_settings().var_dir))
+    config = load_mesh(options.config or DEFAULT_PATH)
+    origin = WeightStore(weights_url(config, load_settings().var_dir))
     version = origin.latest()
     with TemporaryDirectory(prefix="rankmesh-update-") as folder:
         store = WeightStore(folder)
         asyncio.run(copy_version(origin, version, store))
         where = Where(None, f"{options.name}-update", options.config)
         with own_site(where, WeightsConfig(url=folder, version=version)) as site:
-            measurements = asyncio.run(_Run(site, store, effort, options.seed).measure())
+            settle_s = config.ingress.service.precompute.settle_s
+            measurements = asyncio.run(_Run(site, store, effort, settle_s, options.seed).measure())
     return BenchmarkReport(tuple(measurements), site.config_hash)
 
 
@@ -108,13 +129,15 @@ class _Run:
         site: The mesh.
         store: Its weights, which the trainer writes to.
         effort: How long.
+        settle_s: How long a state serves before embeddings are made with it.
         seed: Of requests and deltas.
     """
 
-    def __init__(self, site: Site, store: WeightStore, effort: Effort, seed: int) -> None:
+    def __init__(self, site: Site, store: WeightStore, effort: Effort, settle_s: float, seed: int) -> None:
         self._site = site
         self._store = store
         self._effort = effort
+        self._settle_s = settle_s
         self._seed = seed
         self._clock: Clock = SystemClock()
         base = site.source.version
@@ -123,7 +146,7 @@ class _Run:
         # One case a user: an embedding made for a later time would replace, and hide, that of an earlier request.
         drawn = (source.case(number, "long", NUM_CANDIDATES) for number in range(4 * NUM_USERS))
         self._cases = list({case.user: case for case in drawn}.values())[:NUM_USERS]
-        self._made = 0
+        self._made = self._published = 0
         self._sent: dict[str, list[Sent]] = {"idle": [], "updates": []}
 
     async def measure(self) -> list[Measurement]:
@@ -135,8 +158,24 @@ class _Run:
                 sent, _ = await asyncio.gather(self._traffic(client), self._train(deltas))
                 if turn.counts:
                     self._sent[turn.variant] += sent
-                await self._clock.sleep_s(PAUSE_S)
+                await self._served()
         return self._figures()
+
+    async def _served(self) -> None:
+        """Wait until what was published is served, and settled.
+
+        Raises:
+            StageUnavailableError: it is not within ``SERVED_S_MAX``.
+        """
+        end_s = self._clock.monotonic_s() + SERVED_S_MAX
+        while True:
+            updates = (await asyncio.to_thread(get_json, self._site.url, "/v1/status", TIMEOUT_S))["updates"]
+            if updates["served"] >= self._published:
+                break
+            if self._clock.monotonic_s() > end_s:
+                raise StageUnavailableError(f"delta {self._published} is not served: {updates}", stage="ingress")
+            await self._clock.sleep_s(POLL_S)
+        await self._clock.sleep_s(self._settle_s)
 
     def _deltas(self) -> list[Delta]:
         """Make a stretch's deltas ahead: that is a trainer's work on a trainer's machine."""
@@ -151,12 +190,14 @@ class _Run:
         for number, delta in enumerate(deltas):
             await self._clock.sleep_s(begin_s + number / UPDATES_PER_S - self._clock.monotonic_s())
             await asyncio.to_thread(self._drift.append, delta)
+            self._published = delta.sequence
 
     async def _traffic(self, client: MeshClient) -> list[Sent]:
         async def send(index: int) -> Sent:
             case = self._cases[index % len(self._cases)]
             request = case.request(None, speculative=True, tier="auto", deadline_ms=DEADLINE_MS, limit=LIMIT)
-            return Sent(case, request, await client.rank(request))
+            newest = self._published
+            return Sent(case, request, await client.rank(request), newest)
 
         load = await open_loop(send, REQUESTS_PER_S, self._effort.stretch_s, IN_FLIGHT_MAX, self._clock)
         return [sample.answer for sample in load.samples if sample.answer is not None]
@@ -173,6 +214,7 @@ class _Run:
         }
         if not all(latency.values()):
             raise StageUnavailableError(f"no whole answers to measure: {dict(outcomes)}", stage="ingress")
+        lags = [each.lag_s for each in self._sent["updates"] if each.answer.body is not None]
         params: dict[str, Param] = {
             "requests_per_s": REQUESTS_PER_S,
             "updates_per_s": UPDATES_PER_S,
@@ -190,6 +232,7 @@ class _Run:
             Measurement("p50_ratio", p50["updates"] / p50["idle"], "x", params=params),
             measure("p99_ms_idle", latency["idle"], "p99", "ms", **params),
             measure("p99_ms_updates", latency["updates"], "p99", "ms", **params),
+            measure("lag_s", lags, "p99", "s", **params),
             Measurement("answers_wrong", len(wrong), "answers", num_samples=len(everything), params=params),
             Measurement("answers_not_whole", len(everything) - outcomes["ok"], "answers", params=params),
             Measurement("states_served", num_states, "states", params=params),

@@ -92,7 +92,12 @@ class Rig:
                 writer.commit()
         self.mesh = FakeMesh()
         self.clock = self.mesh.clock
-        config = UpdatesConfig(load_timeout_s=100, canary=CanaryConfig(answers_min=10, labels_min=10))
+        config = UpdatesConfig(
+            load_timeout_s=100,
+            busy_share=0.1,
+            spread_s_max=10,
+            canary=CanaryConfig(answers_min=10, labels_min=10),
+        )
         logger = JsonLogger(stream=io.StringIO())
         self.loop = Rollouts(self.store, "v", self.mesh, folder, config, self.clock, logger)
 
