@@ -108,8 +108,11 @@ class Ranker(nn.Module):
         table = self.event_table()
         items = nn.functional.embedding(requests.item_rows, table)
         events = Events(items, requests.weight_buckets, requests.pause_buckets, requests.clock)
+        rows, weights = requests.taste_rows, requests.taste_weights
+        num_requests, width = rows.shape
+        starts = torch.arange(num_requests, device=rows.device) * width
         taste = nn.functional.embedding_bag(
-            requests.taste_rows, table, per_sample_weights=requests.taste_weights, mode="sum"
+            rows.flatten(), table, starts, per_sample_weights=weights.flatten(), mode="sum"
         )
         ages = Ages(requests.log_gaps, requests.mask)
         return self.network.encode(features, events, ages, requests.dense, taste)
