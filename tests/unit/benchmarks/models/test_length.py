@@ -18,7 +18,9 @@ _CONFIG = TrainConfig(name="tiny", dataset="synthetic", threads=1, batch_rows=64
 def test_a_ranker_without_history_is_trained_and_measured(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "DRAWS", (1.0, 0.0))
     dataset = tiny_dataset()
-    model = train_on_drawn_lengths(_CONFIG, dataset, [length, 10])
+    unspeculative = _CONFIG.speculative.model_copy(update={"batch_share": 0.0})
+    config = _CONFIG.model_copy(update={"speculative": unspeculative})
+    model = train_on_drawn_lengths(config, dataset, [length, 10])
     metrics = quality_at(model, dataset, dataset.split.valid, dataset.split.test, length)
     assert np.isfinite(metrics.ne)
     assert metrics.num_rows == len(dataset.split.test)
