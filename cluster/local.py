@@ -125,7 +125,8 @@ class Mesh:
             The configuration with the files of its front door resolved.
 
         Raises:
-            ConfigError: a mesh of this name runs already, a port is taken, or others could reach it without a token.
+            ConfigError: a mesh of this name runs already, a port is taken, others could reach it without a token, or
+                this machine lacks the native kernels that it asks for.
         """
         settings = load_settings()
         config = secured(_with_absolute_weights(config), settings)
@@ -136,6 +137,10 @@ class Mesh:
             _refuse_running(running)
             _sweep(running, folders)  # what a killed owner may have left
         check_ports(config, var_dir)
+        if config.execution.backend == "native":
+            from models.execution import choose_execution  # imports torch
+
+            choose_execution("native", config.execution.precision)
         return config
 
     @classmethod

@@ -16,6 +16,9 @@ from cluster.environment import MeshFolders
 from cluster.local import Mesh, log_end
 from cluster.processes import MESH_VARIABLE, members, started_ticks
 from cluster.state import MeshState, first_state, read_state
+from kernels.native import NativeStatus
+from models import execution as executions
+from models.execution_config import ExecutionConfig
 from shared.errors import ConfigError, RankMeshError, StageUnavailableError
 from shared.settings import child_environment
 from tests.helpers.mesh_owner import owner_of
@@ -170,6 +173,14 @@ def test_a_configuration_that_cannot_start_is_refused_at_once(tmp_path: Path, ow
     leave_state(tmp_path, "id", owner)
     with pytest.raises(ConfigError, match=r"runs already, at http://127.0.0.1:65000.*rankmesh down --name unit"):
         Mesh.prepare(CONFIG, tmp_path)
+
+
+def test_kernels_that_this_machine_lacks_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a replica, a minute and a half later."""
+    monkeypatch.setattr(executions, "status", lambda: NativeStatus(False, "no compiler", None))
+    execution = ExecutionConfig(backend="native", precision="bfloat16")
+    with pytest.raises(ConfigError, match="backend native cannot be used: no compiler"):
+        Mesh.prepare(CONFIG.model_copy(update={"execution": execution}), tmp_path)
 
 
 @pytest.mark.slow
