@@ -3,8 +3,9 @@
 Capacity is what eight clients that wait for their answers get. Then requests arrive whatever became of the earlier ones
 (open loop), at random and in bursts (``benchmarks.arrivals``). Goodput counts whole and marked answers within the
 budget. The load generator is a process of its own **on the same cores as the mesh**: it takes its share of them, and a
-refusal's time includes waiting for a core. Recovery is the time after a burst until every later request is answered
-within one and a half times the largest latency before it.
+refusal's time includes waiting for a core; ``reject_from_sent`` leaves out what the generator itself was late by.
+Recovery is the time after a burst until every later request is answered within one and a half times the largest latency
+before it.
 """
 
 from __future__ import annotations
@@ -109,8 +110,11 @@ def load_figures(kind: Kind, capacity: float, effort: Effort, fire: Fire, seed: 
                                    num_samples=len(hits.status), params=_params(**counts)))  # fmt: skip
         if (answered := hits.latency_ms[hits.status == _OK]).size:
             figures.append(measure(f"p99_ms_{name}", answered, "p99", "ms", **_params(**counts)))
-        if ratio == RATIOS[-1] and (shed := hits.latency_ms[hits.status == _SHED]).size:
+        is_shed = hits.status == _SHED
+        if ratio == RATIOS[-1] and is_shed.any():
+            shed, own = hits.latency_ms[is_shed], hits.late_ms[is_shed]
             figures.append(measure(f"reject_p99_ms{suffix}", shed, "p99", "ms", **_params(**counts)))
+            figures.append(measure(f"reject_from_sent_p99_ms{suffix}", shed - own, "p99", "ms", **_params(**counts)))
     peak = max(goodputs)
     ratio_4x = goodputs[-1] / peak if peak else 0.0
     figures.append(Measurement(f"goodput_ratio_4x{suffix}", round(ratio_4x, 3), "1", params=_params(arrivals=kind)))

@@ -151,7 +151,7 @@ def fire(times: Times) -> Hits:
     """Answer up to 10 a second within 40 ms and shed the rest within 2 ms."""
     count = len(times)
     shed = np.arange(count) % max(round(count / 15), 1) > 0
-    return Hits(times, np.where(shed, 2.0, 40.0), np.zeros(count), np.where(shed, 429, 200), ~shed)
+    return Hits(times, np.where(shed, 2.0, 40.0), np.full(count, 0.5), np.where(shed, 429, 200), ~shed)
 
 
 @pytest.mark.parametrize("kind", ["poisson", "bursty"])
@@ -160,6 +160,7 @@ def test_each_load_gives_its_figures(kind: Kind) -> None:
     suffix = "" if kind == "poisson" else "_bursty"
     assert 0.5 < found[f"goodput_ratio_4x{suffix}"] <= 1.0
     assert found[f"reject_p99_ms{suffix}"] == 2.0
+    assert found[f"reject_from_sent_p99_ms{suffix}"] == 1.5
     assert found[f"p99_ms_4x{suffix}"] == 40.0
     assert f"goodput_per_s_0_5x{suffix}" in found
 
