@@ -58,7 +58,7 @@ class UpdatesConfig(Config):
             with pauses between them that are as much longer than what the last one took. Where cores are scarce that
             takes longer, so fewer states come, each of all deltas that came meanwhile. 1: without pauses.
         spread_s_max: Longest time of all pauses for one state: by about twice that and ``period_s`` answers may lag
-            behind the log.
+            behind the log. Below ``ingress.service.precompute.settle_s``, or embeddings are made for states that go.
         hold_timeout_s: Longest wait for the replicas in one round; what takes longer is found by the next.
         load_timeout_s: Longest time until every replica holds a version that is rolled out.
         live: Limits of each replica.
@@ -67,8 +67,8 @@ class UpdatesConfig(Config):
 
     follow: bool = True
     period_s: float = Field(1.0, gt=0, le=3600)
-    busy_share: float = Field(0.25, gt=0, le=1)
-    spread_s_max: float = Field(5.0, ge=0, le=3600)
+    busy_share: float = Field(0.1, gt=0, le=1)
+    spread_s_max: float = Field(8.0, ge=0, le=3600)
     hold_timeout_s: float = Field(5.0, gt=0)
     load_timeout_s: float = Field(1800.0, gt=0)
     live: LiveConfig = LiveConfig()
