@@ -7,22 +7,23 @@ work in flight over that rate is the time until it is served, whatever is the bo
 A queue *stands* when that time was never short for a while: it is then no burst that drains, and its length is what
 admission lets it be (the reasoning of CoDel, RFC 8289).
 
-The rate is a high one of the last windows, three quarters are below: a stall of a second, such as a station's death,
-does not make the mesh slower than it is, nor one lucky window faster, and a lasting loss is seen when the windows of
-better times are gone. Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be
-spent on waiting, each answer in time gives a little back.
+The rate is the median of the last windows: a stall of a second, such as a station's death, does not make the mesh
+slower than it is, nor some lucky windows faster, and a lasting loss is seen when half of the windows are new. (By the
+upper quartile, which a handful of answers a window exceeds by chance, a mesh let in a quarter more than it answered in
+time.) Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be spent on waiting,
+each answer in time gives a little back.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from services.ingress.config import AdmissionConfig
 from shared.clock import Clock
 
 _CUT, _RAISE = 0.85, 0.003
 _CUT_PERIOD_S = 0.25
-_QUANTILE = 0.75
 _SHARE_MIN_RATIO = 0.25
 _DRAINED = 0.25
 
@@ -51,7 +52,7 @@ class Capacity:
         if not self._rates:
             return None
         least = 1.0 / (len(self._rates) * self._config.window_s)
-        return max(sorted(self._rates)[int(_QUANTILE * (len(self._rates) - 1))], least)
+        return max(median(self._rates), least)
 
     def work_of(self, num_candidates: int) -> float:
         """Return the work of a request."""

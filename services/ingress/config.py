@@ -111,7 +111,7 @@ class AdmissionConfig(Config):
         candidates_per_work: So many candidates cost as much again as a request without any. Measured on two cores:
             34, 39 and 56 ms for 20, 500 and 1,000 candidates.
         window_s: Busy time over which work is counted, seconds.
-        num_windows: Windows, of which the upper quartile is the capacity.
+        num_windows: Windows, of which the median is the capacity.
         budget_share: Share of its budget that a request may be expected to take; the rest is for what is not expected.
         wait_ms_max: A larger budget counts as this one: in a queue of more seconds the stations' own limits
             (``StageBudgets``) fail what was let in, after the work, which is better refused before it.
