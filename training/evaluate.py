@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from models.calibration import Calibration, fit_platt
-from models.config import OBJECTIVES
+from models.config import OBJECTIVES, WEIGHTS_FORMAT
 from models.heads import CLICK, CONVERSION, probabilities
 from models.layers.layout import CandidateLayout
 from models.ranker import RequestTensors
 from models.source import WeightSource
 from shared.clock import Clock, SystemClock
 from shared.config import Config
+from shared.errors import WeightsError
 from training.config import TrainConfig
 from training.data import Dataset, HistoryMode, HistoryReader, Rows, load_dataset, request_batches
 from training.metrics import Metrics
@@ -131,12 +132,30 @@ def evaluate_version(
     return evaluations
 
 
+def check_release(reader: WeightSource) -> None:
+    """Refuse weights that another release has published, before their parts are found not to fit.
+
+    Raises:
+        WeightsError: it did.
+    """
+    found = reader.json("metrics").get("format")
+    if found != WEIGHTS_FORMAT:
+        raise WeightsError(
+            f"weights {reader.version} are of another release: their format is {found}, this one has {WEIGHTS_FORMAT}; "
+            "`rankmesh train` makes new ones",
+            version=reader.version,
+            file="metrics",
+        )
+
+
 def dataset_of(reader: WeightSource, data_dir: Path) -> Dataset:
     """Load the data that a published version was trained on.
 
     Raises:
         DataUnavailableError: the data cannot be had.
+        WeightsError: another release has published it.
     """
+    check_release(reader)
     config = TrainConfig.model_validate(reader.json("metrics")["train"])
     return load_dataset(
         config.dataset,

@@ -24,7 +24,7 @@ from models.network import RankingNetwork, State
 from models.quantize.choose import GAIN_MIN, Choice, choose, options
 from models.quantize.formats import FORMATS, Format, formats_of_device
 from models.quantize.measure import ROUNDS, eligible_layers, time_layers, with_formats
-from models.quantize.plan import LayerEvidence, PrecisionPlan, device_name, shapes_digest
+from models.quantize.plan import SCORE_ERROR_MAX, LayerEvidence, PrecisionPlan, device_name, shapes_digest
 from models.random_request import random_candidates, random_state
 from models.ranker import RequestTensors
 from models.tuning import executions_of
@@ -42,6 +42,8 @@ NE_BUDGET = 2e-4
 CANDIDATE_COUNTS = (100, 500, 1000)
 
 HELD_OUT_ROWS = 20_000
+
+_OBEYED = "replicas obey a plan when execution.backend is auto and execution.precision is bfloat16 or auto"
 _BATCH_ROWS = 4096
 
 Scores = dict[int, npt.NDArray[np.float32]]
@@ -177,7 +179,10 @@ def make_plan(
     rivals = [passes[name] for name in stacks if abs(stack_changes[name]) <= budget]
     if choice.layers and passes["plan"] >= (1 - GAIN_MIN / 2) * min([passes["fp32"], *rivals]):
         # Alone a layer's time fits its caches; in the whole pass the casts between formats may eat what it saves.
-        choice = Choice({}, 0.0, (*choice.rolled_back, *choice.layers))
+        choice = _taken_back(choice)
+    score_error = held_out.score_error(choice.layers) if choice.layers else 0.0
+    if score_error > SCORE_ERROR_MAX:  # no replica would obey it
+        choice, score_error = _taken_back(choice), 0.0
     return PrecisionPlan(
         version=version,
         device=device_name(),
@@ -186,7 +191,7 @@ def make_plan(
         candidate_counts=tuple(counts),
         ne_budget=budget,
         ne_change=choice.change,
-        score_error_max=held_out.score_error(choice.layers) if choice.layers else 0.0,
+        score_error_max=score_error,
         layers=choice.layers,
         skipped_formats=skipped,
         rolled_back=choice.rolled_back,
@@ -202,17 +207,38 @@ def make_plan(
     )
 
 
+def _taken_back(choice: Choice) -> Choice:
+    return Choice({}, 0.0, (*choice.rolled_back, *choice.layers))
+
+
 def quantize_version(
-    store: WeightStore, version: str, data_dir: Path, folder: Path, budget: float, console: Console
+    store: WeightStore,
+    version: str,
+    data_dir: Path,
+    folder: Path,
+    budget: float,
+    console: Console,
+    progress_console: Console,
 ) -> PrecisionPlan:
     """Make the plan of a published version for this device, show it and write it to a folder.
+
+    Args:
+        store: Where the version is.
+        version: What the plan is for.
+        data_dir: Folder of fetched data.
+        folder: Where the plan goes; made first, so that what cannot be written is not measured.
+        budget: See ``make_plan``.
+        console: Where the plan is shown.
+        progress_console: Where it is told what is done meanwhile.
 
     Raises:
         ConfigError: the model has biases.
         DataUnavailableError: the data cannot be had.
+        OSError: the folder cannot be made.
         WeightsError: the weights do not fit their model.
     """
     reader = store.open(version)
+    folder.mkdir(parents=True, exist_ok=True)
     dataset = dataset_of(reader, data_dir)
     model = TrainedModel.from_weights(reader, dataset)
     if model.ranker.config.bias:
@@ -220,40 +246,64 @@ def quantize_version(
     rows = dataset.split.valid
     rows = rows.select(slice(max(len(rows) - HELD_OUT_ROWS, 0), len(rows)))
     torch.set_num_threads(1)
-    plan = make_plan(HeldOut(model, dataset, rows), version, budget=budget)
+    progress_console.print(f"scoring {len(rows):,} held-out rows in float32", style="dim")
+    held_out = HeldOut(model, dataset, rows)
+    progress_console.print("timing each layer in each format, and what it loses on these rows", style="dim")
+    plan = make_plan(held_out, version, budget=budget)
     show_plan(plan, console)
-    console.print(f"wrote {plan.write(folder)}")
+    console.print(f"wrote {plan.write(folder)}", soft_wrap=True)
+    console.print(_OBEYED, style="dim")
     return plan
 
 
 def show_plan(plan: PrecisionPlan, console: Console) -> None:
     """Print layer by layer what was measured and chosen, and what it comes to."""
     console.print(f"[bold]{plan.version}[/bold] on {plan.device}, {plan.threads} thread(s)")
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    formats = list(next(iter(plan.evidence.values())).seconds) if plan.evidence else []
-    table.add_column("layer", no_wrap=True)
-    for name in ("shape", *(f"{number_format}, µs" for number_format in formats), "NE change", "chosen"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, found in plan.evidence.items():
-        chosen = plan.layers.get(name, "fp32")
-        change = f"{found.ne_changes[chosen]:+.1e}" if chosen in found.ne_changes else ""
-        times = [f"{found.seconds[number_format] * 1e6:,.0f}" for number_format in formats]
-        table.add_row(name, "x".join(map(str, found.shape)), *times, change, chosen)
-    console.print(table)
+    console.print(_times_table(plan))
+    console.print(_choices_table(plan))
     for number_format, why in plan.skipped_formats.items():
         console.print(f"not measured: {number_format}: {why}")
     if plan.rolled_back:
         console.print(f"chosen and taken back: {', '.join(plan.rolled_back)}")
     if not plan.layers:
-        console.print(f"nothing pays here: without a plan this machine runs {plan.without_plan}")
+        console.print(f"nothing pays here: a replica that may choose runs {plan.without_plan}, without a plan")
     passes = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in plan.pass_seconds.items())
     console.print(f"whole full pass, {'+'.join(map(str, plan.candidate_counts))} candidates: {passes}")
     for name, lost in plan.stack_ne_changes.items():
-        mark = ", what runs without a plan" if name == plan.without_plan else ""
+        mark = ", what a replica that may choose runs without a plan" if name == plan.without_plan else ""
         console.print(f"{name}: NE {lost:+.2e} relative{mark}")
     console.print(
         f"NE {plan.ne_change:+.2e} relative, budget {plan.ne_budget:g}; score error {plan.score_error_max:.1e}"
     )
+
+
+def _times_table(plan: PrecisionPlan) -> Table:
+    """Return the times by shape: layers of one shape share theirs."""
+    shapes = {found.shape: found.seconds for found in plan.evidence.values()}
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("shape, µs", no_wrap=True)
+    for number_format in next(iter(shapes.values()), {}):
+        table.add_column(number_format, justify="right", no_wrap=True)
+    for shape, seconds in shapes.items():
+        table.add_row(_sizes(shape), *(f"{spent_s * 1e6:,.0f}" for spent_s in seconds.values()))
+    return table
+
+
+def _choices_table(plan: PrecisionPlan) -> Table:
+    """Return the format of each layer, and what it alone loses."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("layer", no_wrap=True)
+    for name in ("shape", "chosen", "NE change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, found in plan.evidence.items():
+        chosen = plan.layers.get(name, "fp32")
+        change = f"{found.ne_changes[chosen]:+.1e}" if chosen in found.ne_changes else ""
+        table.add_row(name, _sizes(found.shape), chosen, change)
+    return table
+
+
+def _sizes(shape: tuple[int, int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _executions(network: RankingNetwork, with_bfloat16: bool) -> dict[str, FusedNetwork]:

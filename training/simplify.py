@@ -20,12 +20,14 @@ from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork
 from models.ranker import RequestTensors
 from models.simplify import Removal, num_parameters, simplify
+from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.weights import Derivation, WeightStore
 from training.config import TrainConfig
 from training.data import Dataset, HistoryReader, Rows, request_batches
-from training.evaluate import Evaluation, dataset_of, evaluate_all
+from training.evaluate import Evaluation, check_release, dataset_of, evaluate_all
 from training.model import TrainedModel
+from training.progress import RowsProgress
 from training.publish import publish
 from training.routing import fit_on_held_out
 
@@ -67,7 +69,13 @@ class SimplifyReport:
 
 
 def simplify_version(
-    store: WeightStore, version: str, data_dir: Path, threshold: float, console: Console, multiple: int = 1
+    store: WeightStore,
+    version: str,
+    data_dir: Path,
+    threshold: float,
+    console: Console,
+    multiple: int = 1,
+    progress_console: Console | None = None,
 ) -> tuple[str, SimplifyReport]:
     """Simplify a published version, show the tables and publish the smaller model as a new version.
 
@@ -78,6 +86,7 @@ def simplify_version(
         threshold: See ``models.simplify``.
         console: Where the tables are shown.
         multiple: See ``models.simplify``.
+        progress_console: Where it is told how far the passes are; None: nowhere.
 
     Returns:
         The new version and what was done.
@@ -89,6 +98,7 @@ def simplify_version(
         WeightsError: the weights do not fit their model, or the smaller ones do not equal the oracle.
     """
     reader = store.open(version)
+    check_release(reader)
     metrics = reader.json("metrics")
     config = TrainConfig.model_validate(metrics["train"])
     if config.model.bias:
@@ -97,8 +107,11 @@ def simplify_version(
         )
     dataset = dataset_of(reader, data_dir)
     model = TrainedModel.from_weights(reader, dataset)
+    told = progress_console or Console(quiet=True)
+    told.print(f"measuring what each unit contributes on {CALIBRATION_ROWS:,} training rows", style="dim")
     smaller, removals = simplify_model(model, dataset, threshold, multiple=multiple)
-    before, after = evaluate_all(model, dataset), evaluate_all(smaller, dataset)
+    with RowsProgress(told, SystemClock(), "evaluate before and after", 4 * len(dataset.split.test)) as progress:
+        before, after = (evaluate_all(each, dataset, progress) for each in (model, smaller))
     report = SimplifyReport(
         source=version,
         threshold=threshold,

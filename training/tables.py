@@ -23,7 +23,7 @@ from models.source import MemorySource
 from shared.errors import ConfigError
 from shared.weights import Derivation, WeightReader, WeightStore
 from training.config import TrainConfig
-from training.evaluate import dataset_of, evaluate_all
+from training.evaluate import check_release, dataset_of, evaluate_all
 from training.model import TrainedModel
 from training.publish import publish
 
@@ -108,6 +108,7 @@ def store_tables(
         WeightsError: the weights do not fit their model, or a value does not fit the row type.
     """
     reader = store.open(version)
+    check_release(reader)
     before = RankerConfig.model_validate(reader.json("model"))
     if other := [name for name in before.candidate_tables if before.table(name).row_type != "fp32"]:
         raise ConfigError(

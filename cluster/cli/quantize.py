@@ -40,7 +40,13 @@ def quantize(
     weights = WeightStore(store or str(var / "weights"))
     console = Console(highlight=False, stderr=as_json)
     plan = quantize_version(
-        weights, version or weights.latest(), settings.data_dir, plans or var / "plans", budget, console
+        weights,
+        version or weights.latest(),
+        settings.data_dir,
+        plans or var / "plans",
+        budget,
+        console,
+        Console(highlight=False, stderr=True),
     )
     if as_json:
         sys.stdout.write(plan.model_dump_json() + "\n")

@@ -43,8 +43,9 @@ def simplify(
     settings = load_settings()
     weights = WeightStore(store or str(settings.var_dir.absolute() / "weights"))
     console = Console(highlight=False, stderr=as_json)
+    progress = Console(highlight=False, stderr=True)
     made, report = simplify_version(
-        weights, version or weights.latest(), settings.data_dir, threshold, console, multiple
+        weights, version or weights.latest(), settings.data_dir, threshold, console, multiple, progress
     )
     if as_json:
         sys.stdout.write(json.dumps({"version": made, **report.document()}) + "\n")

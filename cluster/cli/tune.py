@@ -36,11 +36,14 @@ def tune(
     from cluster.weights import weights_url
     from shared.settings import load_settings
     from shared.weights import WeightStore
+    from training.evaluate import check_release
 
     settings = load_settings()
     mesh = load_mesh(config or DEFAULT_PATH)
     store = WeightStore(weights_url(mesh, settings.var_dir))
-    result = tune_version(store.open(version or store.latest()), mesh, settings.var_dir)
+    weights = store.open(version or store.latest())
+    check_release(weights)
+    result = tune_version(weights, mesh, settings.var_dir)
     if as_json:
         sys.stdout.write(orjson.dumps(dataclasses.asdict(result)).decode() + "\n")
         return

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from models.calibration import Calibration, fit_platt
+from models.config import WEIGHTS_FORMAT
+from models.source import MemorySource
+from shared.errors import WeightsError
 from tests.helpers.tiny_dataset import tiny_dataset
-from training.evaluate import Evaluation, fit_calibration, show_evaluations
+from training.evaluate import Evaluation, check_release, dataset_of, fit_calibration, show_evaluations
 from training.metrics import Metrics
 
 
@@ -64,3 +68,13 @@ def test_table_shows_every_objective() -> None:
     assert "a title" in text.getvalue()
     for word in ("test", "12", "strict", "full", "click", "conversion", "0.7500", "0.866", "1.010"):
         assert word in text.getvalue()
+
+
+@pytest.mark.parametrize("found", [None, WEIGHTS_FORMAT - 1, WEIGHTS_FORMAT + 1, "6"])
+def test_weights_of_another_release_are_told_by_name(found: object) -> None:
+    source = MemorySource("old")
+    source.documents["metrics"] = {"format": found, "train": {"model": {"a_field_of_then": 1}}}
+    words = f"weights {source.version} are of another release: their format is {found}, this one has {WEIGHTS_FORMAT}"
+    with pytest.raises(WeightsError, match=words):
+        dataset_of(source, Path("nowhere"))
+    check_release(MemorySource("own", {}, {"metrics": {"format": WEIGHTS_FORMAT}}))

@@ -123,6 +123,27 @@ def test_a_plan_that_does_not_make_the_whole_pass_faster_is_taken_back(
 
 
 @pytest.mark.usefixtures("_int8_pays")
+def test_a_plan_that_no_replica_would_obey_is_taken_back(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_out = HeldOut(model, tiny_dataset(), tiny_dataset().split.valid)
+    monkeypatch.setattr(held_out, "score_error", lambda _: 0.06)
+    plan = make_plan(held_out, "v", budget=_BUDGET, counts=(8,), rounds=1)
+    assert (plan.layers, plan.score_error_max) == ({}, 0.0)
+    assert _OUTLIER in plan.rolled_back
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_anything_is_measured(
+    model: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.quantize.dataset_of", lambda *_: pytest.fail("it was measured"))
+    store = WeightStore(str(tmp_path / "weights"))
+    version = publish(model, _CONFIG, tiny_dataset(), [], store, 1.0)
+    (tmp_path / "file").touch()
+    quiet = Console(file=io.StringIO())
+    with pytest.raises(FileExistsError):
+        quantize_version(store, version, tmp_path, tmp_path / "file", 2e-4, quiet, quiet)
+
+
+@pytest.mark.usefixtures("_int8_pays")
 def test_no_budget_means_no_low_precision(model: TrainedModel) -> None:
     held_out = HeldOut(model, tiny_dataset(), tiny_dataset().split.valid)
     plan = make_plan(held_out, "v", budget=0.0, counts=(8,), rounds=1)
@@ -140,8 +161,15 @@ def test_a_published_version_gets_a_plan_for_this_device(
     monkeypatch.setattr("training.quantize.CANDIDATE_COUNTS", (8,))
     store = WeightStore(str(tmp_path / "weights"))
     version = publish(model, _CONFIG, tiny_dataset(), [], store, 1.0)
-    text = io.StringIO()
-    plan = quantize_version(store, version, tmp_path, tmp_path / "plans", 2e-4, Console(file=text, width=200))
+    text, told = io.StringIO(), io.StringIO()
+    consoles = Console(file=text, width=80), Console(file=told, width=80)
+    plan = quantize_version(store, version, tmp_path, tmp_path / "plans", 2e-4, *consoles)
+    assert "held-out rows" in told.getvalue()
+    shown = text.getvalue()
+    assert "…" not in shown, "a table must fit an ordinary terminal"
+    assert all(
+        name in shown for name in ("fp32_packed", "bf16_packed", "int8_native", "layers.1.candidate.attention_out")
+    )
     assert (tmp_path / "plans" / plan.file_name()).exists()
     assert abs(plan.ne_change) <= 2e-4
     assert set(plan.pass_seconds) >= {"fp32", "plan", "torch_float32", plan.without_plan}
@@ -152,6 +180,7 @@ def test_a_published_version_gets_a_plan_for_this_device(
         "layers.0.candidate.up",
         "whole full pass",
         "budget 0.0002",
+        "replicas obey a plan when execution.backend is auto",
         "torch_float32: NE",
         "without a plan",
     )
