@@ -60,7 +60,11 @@ def test_a_published_version_becomes_a_smaller_one(
     monkeypatch.setattr("training.simplify.dataset_of", lambda *_: tiny_dataset())
     store = WeightStore(str(tmp_path_factory.mktemp("weights")))
     version = publish(model, _CONFIG, tiny_dataset(), [], store, 1.0)
-    made, report = simplify_version(store, version, tmp_path_factory.getbasetemp(), 0.0, Console(file=io.StringIO()))
+    folder, told = tmp_path_factory.getbasetemp(), io.StringIO()
+    quiet = Console(file=io.StringIO())
+    made, report = simplify_version(store, version, folder, 0.0, quiet, progress_console=Console(file=told, width=80))
+    assert "contributes on" in told.getvalue()
+    assert "evaluate before and after 100%" in told.getvalue()
     assert store.open(version).manifest.derived is None
     assert store.open(made).manifest.derived == Derivation(parent=version, made_by="simplify")
     metrics = store.open(made).json("metrics")
