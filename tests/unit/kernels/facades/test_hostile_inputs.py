@@ -44,9 +44,9 @@ def _token_gemm(backend: Any, weight: Tensor, request_weight: Tensor, x: Tensor,
     return gemm(x, gemm.request_part(request_x), INDEX)
 
 
-def _wukong(backend: Any, **tensors: Tensor) -> Tensor:
+def _wukong(backend: Any, **tensors: Any) -> Tensor:
     tokens, given = tensors.pop("tokens"), {name[6:]: tensors.pop(name) for name in list(tensors) if "given_" in name}
-    layers = wukong_layer.pack([LayerWeights(**tensors, num_heads=2)], backend=backend)  # type: ignore[arg-type]
+    layers = wukong_layer.pack([LayerWeights(**tensors, num_heads=2)], backend=backend)
     return wukong_layer.rank(layers, tokens, wukong_layer.give(layers, [LayerGiven(**given)]), INDEX.int())
 
 
