@@ -1,7 +1,9 @@
 """How a replica executes the network: with which kernels and in which dtype, chosen once at its start and said aloud.
 
 ``reference`` runs the training modules in float32. ``torch`` and ``native`` run the request side in their dtype and
-the candidate side as a packed stack of fused layers (``kernels.wukong_layer``). Scores leave in float32 either way.
+the candidate side as a packed stack of fused layers (``kernels.wukong_layer``); with ``native`` a few events of one
+user go through all layers of the history encoder in one call as well (``kernels.event_layer``). Scores leave in float32
+either way.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from models.execution_config import REFERENCE, BackendChoice, Execution, Precisi
 from models.kunlun import Personal, Window
 from models.layers.layout import CandidateLayout
 from models.network import RankingNetwork, State
-from models.sequence_encoder import Ages, EncodedLayer, Events
+from models.sequence_encoder import FUSED_EVENTS_MAX, Ages, EncodedLayer, Events
 from models.wukong import Contributions, InteractionLayer
 from shared.errors import ConfigError
 from shared.schema.speculative import HitLevel
+
+_IN_ONE_CALL = f"candidates, and up to {FUSED_EVENTS_MAX} events of one user, go through all layers in one call"
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -50,7 +54,7 @@ def choose_execution(backend: BackendChoice = "auto", precision: PrecisionChoice
             raise ConfigError(f"backend native cannot be used: {native.reason}", field="backend", value=backend)
         if precision == "float32":
             raise ConfigError("backend native has bfloat16 only", field="precision", value=precision)
-        return Execution("native", "bfloat16", "as configured")
+        return Execution("native", "bfloat16", f"as configured: {_IN_ONE_CALL}")
     reasons = []
     chosen = precision
     if chosen == "auto":
@@ -58,7 +62,7 @@ def choose_execution(backend: BackendChoice = "auto", precision: PrecisionChoice
         chosen = "bfloat16" if rates.dtype == torch.bfloat16 else "float32"
         reasons.append(f"probe: bfloat16 {rates.bf16_gflops:.0f}, float32 {rates.fp32_gflops:.0f} GFLOP/s")
     if backend == "auto" and native.available and chosen == "bfloat16":
-        return Execution("native", chosen, ", ".join([*reasons, "native library found"]))
+        return Execution("native", chosen, ", ".join([*reasons, f"native library found: {_IN_ONE_CALL}"]))
     if backend == "auto":
         reasons.append(f"native: {native.reason}" if not native.available else "native has bfloat16 only")
     return Execution("torch", chosen, ", ".join(reasons) or "as configured")

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.block_attention import block_attention
+from kernels.event_layer import LayerWeights
 from models.config import RankerConfig
-from models.layers.attention import attend_blocks, attend_open_block
+from models.layers.attention import attend_blocks
 from models.layers.norm import RMSNorm
 from models.layers.rotary import rotate
 
@@ -157,6 +158,13 @@ class EncoderLayer(nn.Module):
         """Make the feed-forward network's weights of the request's features, [B, features, D]."""
         return None if self.feed_forward is None else self.feed_forward.weights(context)
 
+    def weights(self) -> LayerWeights:
+        """Return the weights for ``kernels.event_layer``, which has no biases."""
+        own = (self.norm_feed_forward, self.norm_attention, self.query_key_value, self.attention_out)
+        names = ("norm_feed_forward", "norm_attention", "query_key_value", "attention_out")
+        parts = {name: part.weight for name, part in zip(names, own, strict=True) if part is not None}
+        return LayerWeights(norm=self.norm_out.weight, key_value=self.key_value.weight, **parts)
+
     def finish(self, keys: Tensor, values: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """Turn keys by how long ago their events are, and put the learned key of an empty history in front.
 
@@ -188,9 +196,6 @@ class EncoderLayer(nn.Module):
             answers = block_attention(
                 q[0], k[0], v[0], ends, block=block, window_blocks=window_blocks, backend="native"
             )[None]
-        elif self.is_native and num_before and num_before % block + length <= block:
-            # The native kernel's bits are its own anyway: 8 new events cost a tenth of the whole block's.
-            answers = attend_open_block(q, k, v)
         else:
             answers = attend_blocks(q, k, v, block, window_blocks, num_before)
         return answers, (k, v)

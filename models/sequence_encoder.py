@@ -10,10 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels import event_layer
 from models.config import RankerConfig
 from models.inputs import BEGINNING_BUCKET, NUM_WEIGHT_BUCKETS
 from models.kunlun import INIT_STD, EncoderLayer, Personal, Window
-from models.layers.rotary import turns
+from models.layers.rotary import frequencies, turns
+from shared.errors import ConfigError
+
+FUSED_EVENTS_MAX = 128
+"""Most events of one user that a native encoder takes through all layers in one call. More of them, as a long history
+has when it is encoded anew, are better off with the kernel for whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ class SequenceEncoder(nn.Module):
         self.head_width = config.width // config.encoder.num_heads
         self.events = EventEmbedding(config)
         self.summaries = nn.Parameter(torch.randn(config.encoder.num_summaries, config.width) * INIT_STD)
+        self._has_bias = config.bias
+        self._fused: event_layer.PackedLayers | None = None
         self.layers = nn.ModuleList(
             EncoderLayer(config, index, sizes.feed_forward_width) for index, sizes in enumerate(config.layer_sizes)
         )
@@ -109,9 +117,27 @@ class SequenceEncoder(nn.Module):
         return cast(EncoderLayer, self.layers[index])
 
     def use_native(self) -> None:
-        """Encode whole histories with the native kernel from now on; for networks in bfloat16."""
-        for index in range(len(self.layers)):
-            self.layer(index).is_native = True
+        """Encode with native kernels from now on; for networks in bfloat16.
+
+        Weights are packed here: later changes do not reach events that go through all layers in one call (``fuses``).
+
+        Raises:
+            ConfigError: the network has biases.
+        """
+        if self._has_bias:
+            raise ConfigError("an encoder with biases has no native form", field="bias", value=True)
+        layers = [self.layer(index) for index in range(len(self.layers))]
+        attention = None
+        if any(layer.norm_attention is not None for layer in layers):
+            sizes = (self.config.num_heads, self.config.block, self.config.window_blocks)
+            attention = event_layer.SelfAttention(*sizes, *frequencies(self.head_width))
+        self._fused = event_layer.pack([layer.weights() for layer in layers], attention, backend="native")
+        for layer in layers:
+            layer.is_native = True
+
+    def fuses(self, batch: int, num_events: int) -> bool:
+        """Whether so many events of so many histories go through all layers in one native call, not layer by layer."""
+        return self._fused is not None and batch == 1 and 0 < num_events <= FUSED_EVENTS_MAX
 
     def forward(
         self,
@@ -134,19 +160,51 @@ class SequenceEncoder(nn.Module):
         Returns:
             One a layer.
         """
+        tokens = self.events(events)
+        if personal is None:
+            personal = [self.layer(index).personal(context) for index in range(len(self.layers))]
+        if self._fused is not None and self.fuses(len(tokens), tokens.shape[1]):
+            return self._encode_fused(self._fused, tokens[0], events.clock[0], before, num_before, personal)
         turn = None
         if any(self.config.parts(index).self_attention for index in range(len(self.layers))):
             positions = torch.arange(num_before, num_before + events.clock.shape[1], dtype=torch.float64)
             # For queries and keys side by side.
             turn = turns(positions.expand_as(events.clock), events.clock, self.head_width, 2 * self.config.num_heads)
-        tokens = self.events(events)
         encoded = []
-        for index in range(len(self.layers)):
+        for index, weights in enumerate(personal):
             own = None if before is None else before[index]
-            weights = self.layer(index).personal(context) if personal is None else personal[index]
             tokens, keys, values, window = self.layer(index)(tokens, weights, turn, own)
             encoded.append(EncodedLayer(keys, values, window, weights))
         return encoded
+
+    def _encode_fused(
+        self,
+        layers: event_layer.PackedLayers,
+        tokens: Tensor,
+        clock: Tensor,
+        before: Sequence[Window] | None,
+        num_before: int,
+        personal: Sequence[Personal],
+    ) -> list[EncodedLayer]:
+        """Encode a few events of one history, [L, D], in one call."""
+        none = tokens.new_empty(0, self.config.num_heads, self.head_width)
+        given = []
+        for index, weights in enumerate(personal):
+            window: Window = None
+            if self.config.parts(index).self_attention:
+                window = None if before is None else before[index]
+                window = (none, none) if window is None else (window[0][0].contiguous(), window[1][0].contiguous())
+            given.append(event_layer.LayerGiven(weights if weights is None else (weights[0][0], weights[1][0]), window))
+        made = event_layer.append(layers, tokens, clock, num_before, given)
+        return [
+            EncodedLayer(
+                own.keys[None],
+                own.values[None],
+                None if own.window is None else (own.window[0][None], own.window[1][None]),
+                weights,
+            )
+            for own, weights in zip(made, personal, strict=True)
+        ]
 
     def from_now(self, ages: Ages) -> Tensor:
         """Return by how much keys are turned at the time of the request: by rank from the newest, and by log time.

@@ -104,6 +104,18 @@ def segmented_topk(lengths: Sequence[int], k: int, *, with_tie_keys: bool) -> Wo
     return Work(0.0, float(value_bytes * sum(lengths) + 8 * sum(min(k, length) for length in lengths)), "fp32")
 
 
+def event_layers(n: int, d: int, m: int, window: int, *, feed_forward: int, attention: int, layers: int) -> Work:
+    """Count n new events through layers of the history encoder, some of which have a network or self-attention.
+
+    Every event sees the window and the new events up to itself. The window is written once more, with the new events.
+    """
+    pairs = n * window + n * (n + 1) // 2
+    flops = layers * 4 * n * d * d + feed_forward * 4 * n * d * m + attention * (8 * n * d * d + 4 * pairs * d)
+    weights = layers * 2 * d * d + feed_forward * 2 * m * d + attention * 4 * d * d
+    rows = n * d + layers * 2 * n * d + attention * 2 * d * (2 * window + n)
+    return Work(float(flops), float(_BF16 * (weights + rows)))
+
+
 @dataclass(frozen=True, slots=True)
 class StackSizes:
     """A stack of equal fused layers.

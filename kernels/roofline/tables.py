@@ -73,6 +73,12 @@ def _on_cpu() -> dict[str, dict[str, Work]]:
             for causal in (True, False)
             for h, k in ((4, 64), (2, 128))
         },
+        "event_layer": {
+            f"4 layers in turns n{n} D128 m256 w{window}": counts.event_layers(
+                n, 128, 256, window, feed_forward=2, attention=2, layers=4
+            )
+            for n, window in ((1, 128), (8, 128), (32, 128), (8, 248))
+        },
         "native": {
             "BroadcastLinear M1000 N1024 K1024": counts.linear(1_000, 1_024, 1_024),
             "BroadcastLinear M100 N1024 K1024": counts.linear(100, 1_024, 1_024),

@@ -104,23 +104,3 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, block: int, window_blocks: in
     masks = (seen & (place >= missing)[:, None])[:, None].repeat(batch, 1, 1, 1)
     out = functional.scaled_dot_product_attention(queries.transpose(1, 2), windows(k), windows(v), attn_mask=masks)
     return out.transpose(1, 2).reshape(batch, num_blocks * block, num_heads, width)[:, num_open : num_open + length]
-
-
-def attend_open_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Let new events of the open block attend to all earlier ones that are given and to themselves.
-
-    The answer of ``attend_blocks`` but for rounding: no other query of the block is computed, so the shape of the
-    product, and with it the last bits, depends on how many events are new.
-
-    Args:
-        q: [B, n, H, K], the newest events of one block.
-        k: [B, num_before + n, H, K], of what its events see.
-        v: The same.
-
-    Returns:
-        [B, n, H, K].
-    """
-    num_new, num_keys = q.shape[1], k.shape[1]
-    seen = torch.ones(num_new, num_keys, dtype=torch.bool).tril(num_keys - num_new)
-    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen).transpose(1, 2)

@@ -28,15 +28,24 @@ def turns(positions: Tensor, times: Tensor, head_width: int, num_heads: int) -> 
     Returns:
         complex64 [.., H * K / 2].
     """
+    by_position, by_time = frequencies(head_width)
+    angles = torch.cat([positions[..., None] * by_position, times[..., None] * by_time], dim=-1)
+    circle = torch.remainder(angles, 2 * math.pi).float()
+    return torch.polar(torch.ones_like(circle), circle).repeat(*[1] * positions.dim(), num_heads)
+
+
+def frequencies(head_width: int) -> tuple[Tensor, Tensor]:
+    """Return by how many radians each pair of a head's channels turns an event, or a unit of log time: both float64.
+
+    Args:
+        head_width: K, even; K / 2 pairs in all.
+    """
     pairs = head_width // 2
     num_time = pairs // 2
     num_position = pairs - num_time
     by_position = POSITION_BASE ** -(torch.arange(num_position, dtype=torch.float64) / num_position)
     step = (TIME_SLOWEST / TIME_FASTEST) ** (1 / max(num_time - 1, 1))
-    by_time = TIME_FASTEST * step ** torch.arange(num_time, dtype=torch.float64)
-    angles = torch.cat([positions[..., None] * by_position, times[..., None] * by_time], dim=-1)
-    circle = torch.remainder(angles, 2 * math.pi).float()
-    return torch.polar(torch.ones_like(circle), circle).repeat(*[1] * positions.dim(), num_heads)
+    return by_position, TIME_FASTEST * step ** torch.arange(num_time, dtype=torch.float64)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class _Library:
         return 0b110000
 
 
-@pytest.mark.parametrize("package", ["native", "wukong_layer", "block_attention"])
+@pytest.mark.parametrize("package", ["native", "wukong_layer", "event_layer", "block_attention"])
 def test_nothing_is_built_or_loaded_at_import(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was built or loaded")

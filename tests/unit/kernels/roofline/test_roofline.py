@@ -123,7 +123,7 @@ def test_every_real_shape_of_the_gpu_check_is_shown_once(tables: dict[str, Table
     shown = [work for table in tables.values() if table.device is H200_SXM for work in table.works.values()]
     assert len(shown) == sum(check.is_timed for check in all_checks())
     assert {name for name, table in tables.items() if table.device is EPYC_CORE} == {
-        "block_attention", "native", "search", "wukong_layer",
+        "block_attention", "event_layer", "native", "search", "wukong_layer",
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kernels.block_attention import block_attention
 from kernels.tolerance import largest_error, tolerance
-from models.layers.attention import attend_blocks, attend_open_block
+from models.layers.attention import attend_blocks
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -33,6 +33,3 @@ def test_equals_masked_full_attention_whole_and_continued(batch: int, block: int
         first = max(cut // block - window + 1, 0) * block
         later = attend_blocks(q[:, cut:], k[:, first:], v[:, first:], block, window, cut - first)
         assert largest_error(later, expected[:, cut:]) <= limit
-        end = min((cut // block + 1) * block, length)
-        newest = attend_open_block(q[:, cut:end], k[:, first:end], v[:, first:end])
-        assert largest_error(newest, expected[:, cut:end]) <= limit
