@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,6 +16,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shared.errors import ConfigError
 from shared.log import redact_text
 from shared.rules import VALUE_CHARS_MAX, broken
+
+FILE_BYTES_MAX: Final = 2**20
+"""A larger configuration file is refused before it is parsed."""
+
+VALUES_MAX: Final = 100_000
+"""Limit on the values of one file, those behind aliases counted wherever they stand."""
+
+CHARS_PER_VALUE: Final = 64
+"""Characters of a text that count as one value more."""
+
+DEPTH_MAX: Final = 64
+"""Levels of mappings and lists in one file."""
 
 
 class Config(BaseModel):
@@ -53,10 +65,11 @@ def read_document(path: Path) -> dict[str, Any]:
     """Return the mapping of one YAML file, empty when the file is.
 
     Raises:
-        ConfigError: the file is missing, or is not YAML with a mapping.
+        ConfigError: the file is missing or too large, or is not YAML with a mapping.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        document = yaml.load(_text(path), _Loader)
+        _count_values(document, path)
     except OSError as error:
         raise ConfigError(
             f"cannot read configuration {path}: {error.strerror}", field="path", value=str(path)
@@ -67,10 +80,49 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}", field="path", value=str(path)) from error
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply", field="path", value=str(path)) from error
+    except ValueError as error:  # an integer of thousands of digits, a date that is none
+        raise ConfigError(
+            f"{path} holds a value that cannot be read: {error}", field="path", value=str(path)
+        ) from error
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping, has {type(document).__name__}", field="path", value=str(path))
     return document
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, read no further than its limit."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(
+            f"{path} must have at most {FILE_BYTES_MAX} bytes", field="path", limit=FILE_BYTES_MAX, value=str(path)
+        )
+    return data.decode()
+
+
+def _count_values(document: object, path: Path) -> None:
+    """Refuse a document whose aliases make more of it than its file shows."""
+    left, waiting = VALUES_MAX, [(document, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        children = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left -= len(children) + (len(value) // CHARS_PER_VALUE if isinstance(value, str) else 0)
+        if left < 0:
+            raise ConfigError(
+                f"{path} must hold at most {VALUES_MAX} values, aliases counted wherever they stand",
+                field="path",
+                limit=VALUES_MAX,
+                value=str(path),
+            )
+        if children and depth == DEPTH_MAX:
+            raise ConfigError(
+                f"{path} is nested too deeply: the limit is {DEPTH_MAX} levels",
+                field="path",
+                limit=DEPTH_MAX,
+                value=str(path),
+            )
+        waiting += [(child, depth + 1) for child in children]
 
 
 def validated(

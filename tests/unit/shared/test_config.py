@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from shared.config import Config, load_config
+from shared.config import DEPTH_MAX, FILE_BYTES_MAX, VALUES_MAX, Config, load_config
 from shared.errors import ConfigError
 
 
@@ -169,6 +169,32 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, reason:
     path = tmp_path / "mesh.yaml"
     path.write_bytes(content)
     assert reason in str(refused(path))
+
+
+@pytest.mark.parametrize("leaf", ["[x, x, x, x, x, x, x, x, x, x]", "{a: 1, b: 2, c: 3, d: 4, e: 5, f: 6, g: 7}"])
+def test_aliases_are_counted_wherever_they_stand(tmp_path: Path, leaf: str) -> None:
+    levels = [f"a0: &a0 {leaf}", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12))]
+    assert "must hold at most 100000 values" in refused(write(tmp_path, "\n".join(levels))).message
+
+
+def test_an_alias_of_itself_ends(tmp_path: Path) -> None:
+    assert refused(write(tmp_path, "tiers: &a [*a]")).context["limit"] == DEPTH_MAX
+    chain = "\n".join(["a0: &a0 [1]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 400))])
+    assert "nested too deeply" in refused(write(tmp_path, chain)).message
+
+
+def test_an_integer_of_thousands_of_digits(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(write(tmp_path, f"port: {'1' * 5_000}")).message
+
+
+def test_a_file_is_read_no_further_than_its_limit(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), write(tmp_path, "# " + "x" * FILE_BYTES_MAX)):
+        assert refused(path).context["limit"] == FILE_BYTES_MAX
+
+
+def test_a_long_text_behind_many_aliases(tmp_path: Path) -> None:
+    text = f"name: &a {'x' * 100_000}\ntiers: [{', '.join(['*a'] * 1_000)}]"
+    assert refused(write(tmp_path, text)).context["limit"] == VALUES_MAX
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
