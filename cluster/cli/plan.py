@@ -70,7 +70,7 @@ def plan(
 def _tables(report: Report) -> RenderableType:
     from rich.table import Table
 
-    from models.embedding.planner.report import size
+    from models.embedding.planner.config import size
 
     table = Table("table", "rows", "width", "bytes", "placement", "cards", "hot rows")
     for group in report.groups:
@@ -91,7 +91,7 @@ def _cards(made: Plan, report: Report) -> RenderableType:
     from rich.table import Table
 
     from cluster.cli.bars import share_bar
-    from models.embedding.planner.report import size
+    from models.embedding.planner.config import size
 
     room, slowest = made.config.card.table_bytes, max(report.times_us)
     table = Table("card", "resident", f"of {size(room)}", "rows", "sent", "a request", "of the hottest")

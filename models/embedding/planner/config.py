@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+import math
+from collections import Counter
+from typing import Annotated, Final, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -10,6 +12,23 @@ from models.config import Placement, RowType
 from shared.config import Config
 
 GB = 10**9
+
+PLACED_MAX: Final = 500_000
+"""Limit on cards times tables: what is worked out for each table and card takes tens of seconds then."""
+
+Bandwidth: TypeAlias = Annotated[float, Field(ge=1e-6, le=1e9)]
+"""GB/s; bounded, so that no figure made of it is infinite."""
+
+Cost: TypeAlias = Annotated[float, Field(ge=0, le=1e9)]
+"""Microseconds."""
+
+
+def size(number: float, unit: str = "B") -> str:
+    """Return a number with three digits that matter and a decimal prefix: ``66.9 GB``."""
+    prefixes = ("", "k", "M", "G", "T", "P")
+    power = min(int(math.log10(number) // 3), len(prefixes) - 1) if number >= 1 else 0
+    scaled = number / 1000**power
+    return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {prefixes[power]}{unit}"
 
 
 class CardConfig(Config):
@@ -26,14 +45,14 @@ class CardConfig(Config):
         lookup_us: Cost of one row besides reading its bytes.
     """
 
-    memory_gb: float = Field(gt=0)
+    memory_gb: float = Field(gt=0, le=1e6)
     table_share: float = Field(0.8, gt=0, le=1)
-    read_gb_s: float = Field(gt=0)
-    link_gb_s: float = Field(gt=0)
-    load_gb_s: float = Field(gt=0)
-    call_us: float = Field(20.0, ge=0)
-    table_us: float = Field(5.0, ge=0)
-    lookup_us: float = Field(0.01, ge=0)
+    read_gb_s: Bandwidth
+    link_gb_s: Bandwidth
+    load_gb_s: Bandwidth
+    call_us: Cost = 20.0
+    table_us: Cost = 5.0
+    lookup_us: Cost = 0.01
 
     @property
     def table_bytes(self) -> int:
@@ -55,11 +74,11 @@ class PlanTable(Config):
         placement: What it must be; None: what costs least.
     """
 
-    name: str
-    rows: int = Field(ge=1)
-    width: int = Field(ge=1)
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}$")
+    rows: int = Field(ge=1, le=10**15)
+    width: int = Field(ge=1, le=2**20)
     row_type: RowType = "fp32"
-    ids: float = Field(gt=0)
+    ids: float = Field(ge=1e-6)
     zipf: float = Field(1.0, ge=0, le=3)
     count: int = Field(1, ge=1, le=10_000)
     placement: Placement | None = None
@@ -89,18 +108,21 @@ class PlanConfig(Config):
 
     num_cards: int = Field(ge=1, le=4096)
     card: CardConfig
-    origin_gb_s: float = Field(gt=0)
-    dense_gb: float = Field(0.0, ge=0)
-    requests_s: float = Field(gt=0)
+    origin_gb_s: Bandwidth
+    dense_gb: float = Field(0.0, ge=0, le=1e6)
+    requests_s: float = Field(gt=0, le=1e12)
     replicate_share: float = Field(0.05, ge=0, le=1)
-    load_s_max: float = Field(600.0, gt=0)
+    load_s_max: float = Field(600.0, gt=0, le=1e12)
     tables: tuple[PlanTable, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [table.name for table in self.tables]
-        if len(set(names)) != len(names):
-            raise ValueError(f"tables must have distinct names, are {names}")
+        placed = self.num_cards * sum(table.count for table in self.tables)
+        if placed > PLACED_MAX:
+            raise ValueError(f"num_cards times tables must be at most {PLACED_MAX}, is {placed}")
+        names = Counter(table.name for table in self.single_tables())
+        if twice := [name for name, number in names.items() if number > 1]:
+            raise ValueError(f"tables must have distinct names, {twice[0]} is there {names[twice[0]]} times")
         return self
 
     def single_tables(self) -> list[PlanTable]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from models.embedding.planner.report import Report, size
+from models.embedding.planner.config import size
+from models.embedding.planner.report import Report
 from models.embedding.planner.search import Plan
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")

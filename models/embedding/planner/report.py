@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from models.embedding.planner.config import GB, PlanTable
+from models.embedding.planner.config import GB, PlanTable, size
 from models.embedding.planner.cost import table_bytes
 from models.embedding.planner.search import Choice, Plan
 
@@ -72,6 +71,11 @@ def make_report(plan: Plan) -> Report:
     load_s = max(_card_load_s(plan), _store_load_s(plan))
     rate_max = 1e6 / max(times)
     problems = []
+    if (needed := max(resident) + config.dense_gb * GB) > config.card.memory_gb * GB:
+        problems.append(
+            f"tables and dense weights of the fullest card take {size(needed)}, more than its memory_gb "
+            f"{config.card.memory_gb:g}"
+        )
     if load_s > config.load_s_max:
         problems.append(f"loading takes {load_s:.0f} s, more than load_s_max {config.load_s_max:g}")
     if rate_max < config.requests_s:
@@ -149,11 +153,3 @@ def _arithmetic(plan: Plan) -> list[str]:
         f"{_card_load_s(plan):.1f} s",
         f"load, store: {size(once)}, each byte once / {config.origin_gb_s:g} GB/s = {_store_load_s(plan):.1f} s",
     ]
-
-
-def size(number: float, unit: str = "B") -> str:
-    """Return a number with three digits that matter and a decimal prefix: ``66.9 GB``."""
-    prefixes = ("", "k", "M", "G", "T", "P")
-    power = min(int(math.log10(number) // 3), len(prefixes) - 1) if number >= 1 else 0
-    scaled = number / 1000**power
-    return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {prefixes[power]}{unit}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from models.config import Placement
-from models.embedding.planner.config import GB, PlanConfig, PlanTable
+from models.embedding.planner.config import PlanConfig, PlanTable, size
 from models.embedding.planner.cost import Load, head_reads, loads, stored_row_bytes, table_bytes
 from shared.errors import ConfigError
 
@@ -97,7 +97,7 @@ def make_plan(config: PlanConfig) -> Plan:
     needed, there = sum(map(table_bytes, tables)), config.card.table_bytes * config.num_cards
     if needed > there:
         raise ConfigError(
-            f"tables of {needed / GB:.1f} GB must fit into the {there / GB:.1f} GB that {config.num_cards} cards have",
+            f"tables of {size(needed)} must fit into the {size(there)} that {config.num_cards} cards have",
             field="num_cards",
             limit=there,
             value=needed,
@@ -132,8 +132,8 @@ class _State:
                 best = (key, choice, copies)
         if best is None:
             raise ConfigError(
-                f"table {table.name} of {table_bytes(table) / GB:.2f} GB fits nowhere: the cards have "
-                f"{min(self._bytes) / GB:.2f} to {max(self._bytes) / GB:.2f} of {card.table_bytes / GB:.2f} GB filled",
+                f"table {table.name} of {size(table_bytes(table))} fits nowhere: the cards have "
+                f"{size(min(self._bytes))} to {size(max(self._bytes))} of {size(card.table_bytes)} filled",
                 field=f"tables.{table.name}",
                 limit=card.table_bytes,
                 value=table_bytes(table),

@@ -51,4 +51,4 @@ def test_tables_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     file.write_text(TRILLION.read_text(encoding="utf-8").replace("num_cards: 16", "num_cards: 12"))
     result = CliRunner().invoke(app, ["plan", str(file)])
     assert result.exit_code == 1
-    assert "tables of 1039.9 GB must fit" in " ".join(result.output.split())
+    assert "tables of 1.04 TB must fit into the 1.02 TB that 12 cards have" in " ".join(result.output.split())

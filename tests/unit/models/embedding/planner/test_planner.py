@@ -19,9 +19,10 @@ from models.config import Placement, RankerConfig, RowType, TableConfig
 from models.embedding.plan import Placed, ShardPlan
 from models.embedding.planner import CardConfig, PlanConfig, PlanTable, make_plan
 from models.embedding.planner.calibrate import calibrate
+from models.embedding.planner.config import size
 from models.embedding.planner.cost import head_reads, loads, row_wise_lookups, table_bytes
 from models.embedding.planner.picture import draw
-from models.embedding.planner.report import make_report, size
+from models.embedding.planner.report import make_report
 from models.embedding.quantized import StoredRows, row_bytes
 from models.embedding.serving_rows import with_serving_rows
 from models.embedding.table_shard import TableShard
@@ -116,7 +117,7 @@ def test_a_plan_fits_and_places_every_table(tables: list[PlanTable], num_cards: 
 
 def test_what_does_not_fit_is_refused_with_the_bytes() -> None:
     big = PlanTable(name="t", rows=10**7, width=64, ids=1)  # 2.56 GB
-    with pytest.raises(ConfigError, match=r"tables of 2.6 GB must fit into the 2.4 GB that 3 cards have"):
+    with pytest.raises(ConfigError, match=r"tables of 2.56 GB must fit into the 2.40 GB that 3 cards have"):
         make_plan(_config([big], 3))
     assert make_plan(_config([big], 4)).choices[0].kind == "row_wise"
     with pytest.raises(ConfigError, match=r"table t0 of 2.56 GB fits nowhere"):
@@ -233,5 +234,44 @@ def test_tables_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="must be even, is 3"):
         PlanTable(name="t", rows=3, width=3, ids=1, row_type="int4")
     table = PlanTable(name="t", rows=3, width=2, ids=1)
-    with pytest.raises(ValidationError, match="distinct names"):
+    with pytest.raises(ValidationError, match="distinct names, t is there 2 times"):
         PlanConfig(num_cards=1, card=CARD, origin_gb_s=1, requests_s=1, tables=(table, table))
+    counted = PlanTable(name="t", rows=3, width=2, ids=1, count=2)
+    one = PlanTable(name="t.0", rows=3, width=2, ids=1)
+    with pytest.raises(ValidationError, match=r"distinct names, t\.0 is there 2 times"):
+        PlanConfig(num_cards=1, card=CARD, origin_gb_s=1, requests_s=1, tables=(counted, one))
+    with pytest.raises(ValidationError, match="at most 500000, is 40960000"):
+        _config([PlanTable(name="t", rows=3, width=2, ids=1, count=10_000)], 4_096)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "\x1b[31m", "../x", "x" * 200])
+def test_names_that_cannot_be_shown_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        PlanTable(name=name, rows=3, width=2, ids=1)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e300, -1.0])
+def test_no_figure_of_a_plan_is_infinite(value: float) -> None:
+    card, config = CARD.model_dump(), _config([PlanTable(name="t", rows=3, width=2, ids=1)]).model_dump()
+    for name in card:
+        with pytest.raises(ValidationError, match=name):
+            CardConfig.model_validate({**card, name: value})
+    for name in ("origin_gb_s", "dense_gb", "requests_s", "replicate_share", "load_s_max"):
+        with pytest.raises(ValidationError, match=name):
+            PlanConfig.model_validate({**config, name: value})
+    for name in ("ids", "zipf", "rows", "width"):
+        with pytest.raises(ValidationError, match=name):
+            PlanTable.model_validate({"name": "t", "rows": 3, "width": 2, "ids": 1, name: value})
+
+
+def test_a_cluster_at_every_limit_has_figures() -> None:
+    card = CardConfig(memory_gb=1e6, read_gb_s=1e9, link_gb_s=1e9, load_gb_s=1e-6, call_us=0, table_us=0, lookup_us=0)
+    table = PlanTable(name="t", rows=10**15, width=1, ids=1e-6, zipf=3)
+    report = make_report(make_plan(_config([table], 8, card=card)))
+    assert 0 < report.requests_s_max < np.inf
+    assert 0 < report.load_s < np.inf
+
+
+def test_dense_weights_need_room_beside_the_tables() -> None:
+    config = _config([PlanTable(name="t", rows=1_000, width=32, ids=10)]).model_copy(update={"dense_gb": 1.0})
+    assert any("take 1.00 GB, more than its memory_gb 1" in one for one in make_report(make_plan(config)).problems)
