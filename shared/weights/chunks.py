@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Protocol
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from shared.errors import InvalidRequestError, WeightsError
 from shared.weights.errors import ChunkError
 from shared.weights.manifest import CHUNK_BYTES_MAX, Chunk, check_path, check_version_name
+from shared.weights.place import local_file
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -144,15 +146,28 @@ class OriginSource:
         path = f"{self._root}/{wanted.version}/{wanted.path}"
         begin, end = wanted.chunk.offset, wanted.chunk.offset + wanted.chunk.length
         try:
+            if isinstance(self._fs, LocalFileSystem):
+                self._check_local(wanted)
             data: bytes = self._fs.cat_file(path, start=begin, end=end)
         except FileNotFoundError as error:
             raise _broken(wanted, "is missing") from error
+        except WeightsError:
+            raise
         except Exception as error:  # whatever a driver raises when a connection breaks
             reason = f"cannot be read: {type(error).__name__}: {error}"
             raise wanted.error(reason, f"{wanted.chunk.length} bytes", "an error") from error
         if len(data) != wanted.chunk.length and (size := self._size(path)) not in (None, wanted.file_bytes):
             raise _broken(wanted, f"has {size} bytes, the manifest says {wanted.file_bytes}")
         return wanted.check(data, self.name)
+
+    def _check_local(self, wanted: ChunkRequest) -> None:
+        """Refuse before reading what is no such file: a read of a chunk that is too large takes its memory first."""
+        try:
+            size = local_file(f"{self._root}/{wanted.version}", wanted.path).stat().st_size
+        except ValueError as error:
+            raise _broken(wanted, str(error)) from error
+        if size != wanted.file_bytes:
+            raise _broken(wanted, f"has {size} bytes, the manifest says {wanted.file_bytes}")
 
     def _size(self, path: str) -> int | None:
         try:

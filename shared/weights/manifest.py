@@ -28,6 +28,9 @@ CHUNK_BYTES: Final = 16 * 2**20
 CHUNK_BYTES_MAX: Final = 2**30
 """Limit on the chunk size of a manifest of layout 2: whoever loads must hold a chunk in memory."""
 
+FILE_BYTES_MAX: Final = 2**50
+"""Limit on the size of one file."""
+
 MANIFEST_NAME: Final = "manifest.json"
 """File name of the manifest inside a version folder."""
 
@@ -125,7 +128,7 @@ class FileEntry(_Part):
     """
 
     path: Annotated[str, AfterValidator(check_path)]
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=FILE_BYTES_MAX)
     sha256: str = Field(pattern=_SHA256)
     chunk_bytes: int | None = Field(None, ge=1, le=CHUNK_BYTES_MAX)
     chunks: tuple[Annotated[str, Field(pattern=_SHA256)], ...] | None = None

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -17,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from shared.errors import WeightsError
 from shared.weights.layout import CODES, Tensors, view_tensors
 from shared.weights.manifest import FileEntry, Manifest, TensorFile
+from shared.weights.place import local_file
 
 
 class WeightReader:
@@ -63,7 +63,7 @@ class WeightReader:
             raise self._missing("document", name, tuple(self._manifest.documents))
         try:
             document = json.loads(bytes(self._verified(entry)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(entry, [f"is not JSON: {error}"]) from error
         if not isinstance(document, dict):
             raise self._error(entry, [f"must hold an object, has {type(document).__name__}"])
@@ -146,11 +146,10 @@ class WeightReader:
         return data
 
     def _map(self, entry: FileEntry) -> memoryview:
-        root = Path(self._root).resolve()
-        path = (root / entry.path).resolve()
-        # The manifest refuses paths that leave the folder; a symbolic link on the way still could.
-        if not path.is_relative_to(root):
-            raise self._error(entry, ["leads outside the version folder"])
+        try:
+            path = local_file(self._root, entry.path)
+        except ValueError as error:
+            raise self._error(entry, [str(error)]) from error
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:  # mmap refuses empty files
                 return memoryview(b"")

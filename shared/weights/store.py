@@ -21,7 +21,7 @@ from shared.weights.manifest import (
     Manifest,
     check_version_name,
 )
-from shared.weights.place import check_place, driver_errors
+from shared.weights.place import check_place, driver_errors, local_file
 from shared.weights.reader import WeightReader
 from shared.weights.writer import LOADING_PREFIX, STAGING_PREFIX, WeightWriter
 
@@ -55,6 +55,11 @@ class WeightStore:
         except (ValueError, ImportError) as error:
             scheme = str(url).partition("://")[0]  # not the whole URL: it may hold credentials
             raise WeightsError(f"weight store {scheme}://... cannot be used: {error}", version=None, file="") from error
+        except driver_errors() as error:  # drivers that connect at once
+            reason = redact_text(f"{type(error).__name__}: {error}")
+            raise WeightsError(
+                f"weight store {str(url).partition('://')[0]}://... cannot be used: {reason}", version=None, file=""
+            ) from error
         self._root: str = root.rstrip("/")
 
     @property
@@ -173,11 +178,15 @@ class WeightStore:
     def _read_manifest(self, version: str) -> Manifest:
         path = f"{self._root}/{version}/{MANIFEST_NAME}"
         try:
+            if isinstance(self._fs, LocalFileSystem):
+                local_file(f"{self._root}/{version}", MANIFEST_NAME)
             data: bytes = self._fs.cat_file(path, start=0, end=MANIFEST_BYTES_MAX + 1)
         except FileNotFoundError as error:
             if self._fs.isdir(f"{self._root}/{version}"):
                 raise _error(version, MANIFEST_NAME, f"was never completed, there is no {MANIFEST_NAME}") from error
             raise _error(version, MANIFEST_NAME, "does not exist") from error
+        except ValueError as error:
+            raise _error(version, MANIFEST_NAME, f"{MANIFEST_NAME} {error}") from error
         except driver_errors() as error:
             reason = redact_text(str(error))
             raise _error(version, MANIFEST_NAME, f"{MANIFEST_NAME} cannot be read: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,25 @@ def test_a_symbolic_link_cannot_lead_outside(folder: Path) -> None:
         WeightStore(folder).open("v").tensors("dense")
 
 
+@pytest.mark.parametrize("name", ["dense.safetensors", "model.json", "manifest.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder: Path, name: str) -> None:
+    path = folder / "v" / name
+    path.unlink()
+    os.mkfifo(path)
+    assert WeightStore(folder).versions() == ["old"]
+    with pytest.raises(WeightsError, match="is no regular file"):
+        WeightStore(folder).open("v").verify()
+
+
+def test_a_document_that_is_nested_too_deeply(folder: Path) -> None:
+    text = b"[" * 100_000
+    (folder / "v" / "model.json").write_bytes(text)
+    digest = hashlib.sha256(text).hexdigest()
+    reseal(folder, lambda d: d["documents"]["model"].update(bytes=len(text), sha256=digest, chunks=[digest]))
+    with pytest.raises(WeightsError, match=r"model.json is not JSON: maximum recursion"):
+        WeightStore(folder).open("v").json("model")
+
+
 def test_a_store_behind_a_symbolic_link_works(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     link = tmp_path_factory.mktemp("links") / "weights"
     link.symlink_to(folder)
@@ -154,6 +174,7 @@ def test_a_store_behind_a_symbolic_link_works(folder: Path, tmp_path_factory: py
         (lambda d: d.update(created="yesterday"), "created"),
         (lambda d: d["files"]["dense"].update(bytes=-1), "files.dense.bytes"),
         (lambda d: d["files"]["dense"].update(bytes="100"), "files.dense.bytes"),
+        (lambda d: d["files"]["dense"].update(bytes=2**63), "files.dense.bytes"),
         (lambda d: d["files"]["dense"].update(sha256="00"), "files.dense.sha256"),
         (lambda d: d["files"]["dense"]["tensors"]["w"].update(dtype="F8"), "files.dense.tensors.w.dtype"),
         (lambda d: d["files"]["dense"]["tensors"]["w"].update(shape=[-1]), "files.dense.tensors.w.shape"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -37,3 +38,12 @@ def test_a_driver_that_raises_its_own_errors_fails_with_ours(monkeypatch: pytest
         store.versions()
     with pytest.raises(WeightsError, match="cannot be read: Unable to locate credentials"):
         store.open("v1")
+
+
+def test_a_driver_that_cannot_connect_fails_with_ours_and_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("ftp://user:s3cr3t@host refused")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
+    with pytest.raises(WeightsError, match=r"ftp://\.\.\. cannot be used: ConnectionRefusedError: ftp://\*\*\*@host"):
+        WeightStore("ftp://user:s3cr3t@host/x")

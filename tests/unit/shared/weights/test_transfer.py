@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,23 @@ async def test_a_name_that_is_taken_by_another_content(store: WeightStore, elsew
     with pytest.raises(WeightsError, match="another content under this name"):
         await copy_version(elsewhere, "v", store)
     assert store.open("v").tensor("tables/item", "weight").max() > 1.0
+
+
+@pytest.mark.parametrize("reason", ["leads outside the version folder", "is no regular file", "the manifest says"])
+async def test_a_local_source_is_looked_at_before_it_is_read(tmp_path: Path, reason: str) -> None:
+    source, target = WeightStore(tmp_path / "a"), WeightStore(tmp_path / "b")
+    write(source)
+    path, held = tmp_path / "a" / "v" / "model.json", tmp_path / "model.json"
+    path.rename(held)
+    if reason.startswith("leads"):
+        path.symlink_to(held)  # the very bytes that the manifest expects
+    elif reason.startswith("is no"):
+        os.mkfifo(path)
+    else:
+        path.write_bytes(held.read_bytes() * 2)
+    with pytest.raises(WeightsError, match=reason):
+        await copy_version(source, "v", target)
+    assert target.versions() == []
 
 
 async def test_a_damaged_source_publishes_nothing(store: WeightStore, elsewhere: WeightStore) -> None:
