@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+BROKEN_SHOWN = 5
+"""Versions that are damaged or were never completed, of which the list says why."""
+
+REASON_CHARS_MAX = 400
+
 
 @app.command()
 def weights(
@@ -34,14 +39,21 @@ def weights(
 
     var_dir = load_settings().var_dir.absolute()
     place = store or str(var_dir / "weights")
-    documents = described(WeightStore(place), var_dir, num)
+    weight_store = WeightStore(place)
+    documents, broken = described(weight_store, var_dir, num), weight_store.incomplete()
+    errors = Console(stderr=True, highlight=False, markup=False)
+    for reason in list(broken.values())[:BROKEN_SHOWN]:
+        errors.print(f"left out: {reason[:REASON_CHARS_MAX]}", soft_wrap=True)
+    if len(broken) > BROKEN_SHOWN:
+        errors.print(f"left out: {len(broken) - BROKEN_SHOWN} more")
     if as_json:
         for document in documents:
             sys.stdout.write(json.dumps(document) + "\n")
         return
     console = Console(highlight=False)
     if not documents:
-        console.print(f"no weights in {place} yet; `rankmesh train` makes some", soft_wrap=True)
+        words = "no complete weights in {}" if broken else "no weights in {} yet"
+        console.print(f"{words.format(place)}; `rankmesh train` makes some", soft_wrap=True)
         return
     console.print(_table(documents))
 
@@ -66,16 +78,23 @@ def described(store: WeightStore, var_dir: Path, num: int) -> list[dict[str, Any
             metrics = reader.json("metrics")
         except WeightsError:  # published by something else than training
             metrics = {}
-        quality = Choice(version, metrics, is_new=False).quality()
+        try:
+            quality, run = (
+                Choice(version, metrics, is_new=False).quality(),
+                str(metrics.get("train", {}).get("name", "")),
+            )
+            auc, ne = (None if quality.get(name) is None else float(quality[name]) for name in ("auc", "ne"))
+        except (AttributeError, KeyError, TypeError, ValueError):  # metrics of another form than training writes
+            run, auc, ne = "", None, None
         derived = reader.manifest.derived
         found.append(
             {
                 "version": version,
                 "created": reader.manifest.created,
-                "run": metrics.get("train", {}).get("name", ""),
+                "run": run,
                 "made_of": None if derived is None else derived.model_dump(mode="json"),
-                "click_auc": quality.get("auc"),
-                "click_ne": quality.get("ne"),
+                "click_auc": auc,
+                "click_ne": ne,
                 "served_by": [state.name for state in states if state.runs and state.version == version],
             }
         )

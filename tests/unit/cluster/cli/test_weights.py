@@ -60,3 +60,30 @@ def test_newest_first_with_run_quality_and_who_serves(var_dir: Path) -> None:
 def test_an_empty_store_says_what_fills_it(var_dir: Path) -> None:
     assert call() == f"no weights in {var_dir / 'weights'} yet; `rankmesh train` makes some\n"
     assert call("--json") == ""
+
+
+def test_versions_that_are_damaged_are_named(var_dir: Path) -> None:
+    for number in range(7):
+        publish(var_dir, f"v{number}")
+        (var_dir / "weights" / f"v{number}" / "dense.safetensors").write_bytes(b"cut")
+    result = CliRunner().invoke(app, ["weights"])
+    assert result.exit_code == 0, result.output
+    assert "no complete weights" in result.stdout
+    lines = result.stderr.splitlines()
+    assert lines[0] == "left out: weights v0: missing or of the wrong size: dense.safetensors"
+    assert lines[-1] == "left out: 2 more"
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"train": []}, {"evaluations": 3}, {"evaluations": [{}]}, {"evaluations": [1]}, {"train": {"name": {"a": 1}}}],
+)
+def test_metrics_of_another_form_are_no_reason_to_fail(var_dir: Path, metrics: dict[str, Any]) -> None:
+    publish(var_dir, "v", metrics=metrics)
+    assert call().splitlines()[-1].startswith("v ")
+
+
+def test_a_figure_that_is_no_number_is_not_shown(var_dir: Path) -> None:
+    evaluation = {"split": "test", "history_mode": "strict", "objectives": {"click": {"auc": "high", "ne": [1]}}}
+    publish(var_dir, "v", metrics={"evaluations": [evaluation]})
+    assert json.loads(call("--json"))["click_auc"] is None
