@@ -17,7 +17,7 @@ from benchmarks.verify import Scope, Verdict, user_events, verify
 from cluster.histories import user_loads
 from models.random_weights import TINY
 from models.source import MemorySource
-from services.ingress.config import IngressConfig, StageBudgets, TierConfig
+from services.ingress.config import AdmissionConfig, IngressConfig, StageBudgets, TierConfig
 from services.ingress.http import create_app
 from shared.clock import SystemClock
 from shared.errors import StageUnavailableError
@@ -29,10 +29,11 @@ from tests.helpers.tiny_dataset import tiny_dataset
 from tests.helpers.weights import random_weights
 
 SIZES = (20, 40, 60)
-# On a busy machine a stage may take longer than a mesh would wait, and the answer would be a marked one.
+# On a busy machine a stage may take longer than a mesh would wait, and the answer would be a marked one, or refused.
 PATIENT = IngressConfig(
     budgets=StageBudgets(preprocess_ms=9e3, sequence_ms=9e3, embedding_ms=9e3, speculative_ms=9e3),
     tiers=tuple(TierConfig(name=name, cost_ms=1, rank_ms=1, timeout_ms=9e3) for name in ("full", "light")),
+    admission=AdmissionConfig(work_start=1_000, wait_ms_max=30_000, standing_ms_max=30_000),
 )
 
 
