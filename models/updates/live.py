@@ -318,7 +318,7 @@ class LiveWeights:
             deltas: One at least, in order.
 
         Raises:
-            DeltaError: a delta is not the next one, or does not fit.
+            DeltaError: a delta is not the next one, does not fit, or holds what is no number.
             OverloadedError: so many old states are held that there is no room for another; may be tried again.
         """
         last = deltas[-1]
@@ -328,6 +328,7 @@ class LiveWeights:
             for delta in deltas:
                 check_next(delta, state.base, sequence, crc)
                 delta.check_fit(self._specs)
+                delta.check_numbers()
                 self._add_change(delta, change)
                 sequence, crc = delta.sequence, delta.crc
                 documents = documents | {name: text for name, text in delta.documents.items() if name in documents}

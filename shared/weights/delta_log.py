@@ -15,6 +15,7 @@ from shared.errors import WeightsError
 from shared.weights.deltas import ENVELOPE_BYTES, SEQUENCE_MAX, Delta, read_envelope, version_stamp
 from shared.weights.errors import DeltaDamagedError, DeltaError, DeltaGapError, DeltaRepeatedError
 from shared.weights.manifest import DELTAS_NAME, check_version_name
+from shared.weights.place import local_file
 from shared.weights.state import check_next
 from shared.weights.store import WeightStore
 from shared.weights.writer import sync_folder
@@ -128,8 +129,13 @@ class DeltaLog:
         return f"{self._folder}/{sequence:08d}.delta"
 
     def _read(self, sequence: int, num_bytes: int) -> bytes:
+        path = self._path(sequence)
         try:
-            data: bytes = self._fs.cat_file(self._path(sequence), start=0, end=num_bytes)
+            if isinstance(self._fs, LocalFileSystem):
+                local_file(self._folder, path.rpartition("/")[2])
+            data: bytes = self._fs.cat_file(path, start=0, end=num_bytes)
+        except ValueError as error:
+            raise self._damaged(sequence, str(error)) from error
         except FileNotFoundError as error:
             message = f"delta {version_stamp(self.base, sequence)} is missing: a full snapshot is needed"
             raise DeltaGapError(

@@ -236,6 +236,21 @@ class Delta:
                 worst = int(part.ids[-1]) if part.ids[-1] >= shape[0] else int(part.ids[0])
                 raise self._misfit(key, f"row must be in [0, {shape[0]}), is {worst}", limit=shape[0], value=worst)
 
+    def check_numbers(self) -> None:
+        """Check that values are numbers, before any of them serves; costs a pass over the changed values.
+
+        Raises:
+            DeltaShapeError: a row is not finite, or a whole tensor has a NaN; names tensor and row.
+        """
+        for key, part in self.rows.items():
+            if part.values.dtype.kind == "f" and not bool(np.isfinite(part.values).all()):
+                finite = np.isfinite(part.values).reshape(len(part.ids), -1).all(axis=1)
+                worst = int(part.ids[int(np.argmin(finite))])
+                raise self._misfit(key, f"row {worst} must be finite", value=worst)
+        for key, array in self.whole.items():
+            if array.dtype.kind == "f" and bool(np.isnan(array).any()):
+                raise self._misfit(key, "must not hold NaN")
+
     def _spec(self, key: str, specs: Mapping[str, TensorSpec]) -> TensorSpec:
         if key not in specs:
             raise self._misfit(key, "the weights have no such tensor")

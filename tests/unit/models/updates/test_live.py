@@ -282,6 +282,8 @@ def broken_deltas() -> list[tuple[Delta, type[DeltaError]]]:
         (Delta("v", 3, 0, "now"), DeltaGapError),
         (Delta("v", 1, 0, "now", {ITEM: row}), DeltaShapeError),
         (Delta("v", 1, 0, "now", {ITEM: wide}), DeltaShapeError),
+        (Delta("v", 1, 0, "now", {ITEM: RowDelta(wide.ids, row.values * np.float32("nan"))}), DeltaShapeError),
+        (Delta("v", 1, 0, "now", {ITEM: RowDelta(wide.ids, row.values + np.float32("inf"))}), DeltaShapeError),
         (Delta("v", 1, 0, "now", {"tables/new/weight": row}), DeltaShapeError),
         (Delta("v", 1, 0, "now", {}, {DENSE: np.zeros(3, np.float32)}), DeltaShapeError),
     ]

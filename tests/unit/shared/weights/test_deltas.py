@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -347,6 +349,25 @@ def test_two_writers_cannot_take_the_same_place(store: WeightStore, monkeypatch:
         slow.append(Delta("v", 2, deltas[0].crc, CREATED))
     assert log.read(2).encode() == deltas[1].encode()
     assert len(store.fs.ls(f"{store.root}/deltas/v")) == 2, "nothing is left behind"
+
+
+def test_a_pipe_in_the_log_is_not_waited_for(tmp_path: Path) -> None:
+    log = DeltaLog(WeightStore(tmp_path), "v")
+    log.append(Delta("v", 1, 0, "now"))
+    os.mkfifo(tmp_path / "deltas" / "v" / "00000002.delta")
+    with pytest.raises(DeltaDamagedError, match="is no regular file"):
+        log.last()
+    with pytest.raises(DeltaDamagedError, match="is no regular file"):
+        log.read(2)
+
+
+def test_values_that_are_no_numbers_are_named() -> None:
+    values = np.array([[1, 2], [np.nan, 0], [np.inf, 0]], np.float32)
+    with pytest.raises(DeltaShapeError, match=r"tables/a/weight: row 5 must be finite"):
+        Delta("v", 1, 0, "now", {"tables/a/weight": RowDelta(np.array([3, 5, 9]), values)}).check_numbers()
+    with pytest.raises(DeltaShapeError, match=r"dense/w: must not hold NaN"):
+        Delta("v", 1, 0, "now", {}, {"dense/w": values}).check_numbers()
+    Delta("v", 1, 0, "now", {}, {"dense/mask": values[[0, 2]], "dense/n": np.arange(3)}).check_numbers()
 
 
 def test_damage_in_the_log(store: WeightStore) -> None:
