@@ -76,10 +76,12 @@ class DeltaLog:
         """Write the next delta; it is there whole or not at all, and never replaces another.
 
         Raises:
-            DeltaError: it is not the next one, too large, or the place is taken; nothing is written then.
+            DeltaError: it is not the next one, too large, holds what is no number, or the place is taken; nothing is
+                written then.
             WeightsError: the store refuses.
         """
         check_next(delta, self.base, *self.last())
+        delta.check_numbers()  # once it is in the log, no later delta gets past it
         data = delta.encode()
         if len(data) > self._bytes_max or delta.sequence > SEQUENCE_MAX:
             reason = f"has {len(data)} bytes and number {delta.sequence}, limits {self._bytes_max} and {SEQUENCE_MAX}"

@@ -361,6 +361,13 @@ def test_a_pipe_in_the_log_is_not_waited_for(tmp_path: Path) -> None:
         log.read(2)
 
 
+def test_values_that_are_no_numbers_are_not_written(store: WeightStore) -> None:
+    log, values = DeltaLog(store, "v"), np.full((1, 2), np.nan, np.float32)
+    with pytest.raises(DeltaShapeError, match="row 3 must be finite"):
+        log.append(Delta("v", 1, 0, "now", {"tables/a/weight": RowDelta(np.array([3]), values)}))
+    assert log.sequences() == []
+
+
 def test_values_that_are_no_numbers_are_named() -> None:
     values = np.array([[1, 2], [np.nan, 0], [np.inf, 0]], np.float32)
     with pytest.raises(DeltaShapeError, match=r"tables/a/weight: row 5 must be finite"):
