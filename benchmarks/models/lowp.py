@@ -42,7 +42,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
         raise DataUnavailableError("no weights are published: rankmesh train", field="weights", value=str(var))
     console = Console(file=io.StringIO())  # the rows say it
     with tempfile.TemporaryDirectory() as folder:  # a benchmark must not decide what a mesh runs
-        plan = quantize_version(store, versions[-1], settings.data_dir, Path(folder), NE_BUDGET, console)
+        plan = quantize_version(store, versions[-1], settings.data_dir, Path(folder), NE_BUDGET, console, console)
     counts: dict[str, int] = {}
     for number_format in plan.layers.values():
         counts[number_format] = counts.get(number_format, 0) + 1
