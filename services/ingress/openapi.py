@@ -19,7 +19,15 @@ from services.ingress.config import IngressConfig
 from services.ingress.directory import HealthBody, ModelsBody, ReadyBody, StatusBody
 from services.ingress.routing import AUTO
 from shared.hashing import ID_CHARS_MAX, ID_MAX
-from shared.schema.api import ErrorBody, EventsRequest, EventsResponse, ForgetResponse, RankRequest, RankResponse
+from shared.schema.api import (
+    ApiLimits,
+    ErrorBody,
+    EventsRequest,
+    EventsResponse,
+    ForgetResponse,
+    RankRequest,
+    RankResponse,
+)
 from shared.wire import MEDIA_TYPE
 
 Document = dict[str, Any]
@@ -243,9 +251,7 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
     )
     schemas["RankedCandidate"]["properties"]["id"] = _ref("Id")
     rank["candidates"] = _candidates_schema(limits.candidates_max)
-    for member in rank["features"]["anyOf"]:
-        if member.get("type") == "array":
-            member["maxItems"] = limits.candidates_max
+    _close_features(rank["features"], schemas["WeightedIds"]["properties"], limits)
     _bounds(rank["limit"], maximum=limits.candidates_max)
     _bounds(rank["deadline_ms"], minimum=limits.deadline_ms_min, maximum=limits.deadline_ms_max)
     rank["tier"] = {
@@ -256,6 +262,21 @@ def _apply_limits(schemas: Document, config: IngressConfig) -> None:
     }
     _name_bounds(event["weight"])
     schemas["EventsRequest"]["properties"]["events"]["maxItems"] = limits.events_max
+
+
+def _close_features(features: Document, weighted: Document, limits: ApiLimits) -> None:
+    """Say of carried features what pydantic leaves open: names that do not match are refused, values are bounded."""
+    (listed,) = (member for member in features["anyOf"] if member.get("type") == "array")
+    listed["maxItems"] = limits.candidates_max
+    each = listed["items"]
+    ((pattern, value),) = each.pop("patternProperties").items()
+    each["propertyNames"]["pattern"] = pattern
+    each["additionalProperties"] = value
+    each["maxProperties"] = limits.features_max
+    number, ids, _ = value["oneOf"]
+    _name_bounds(number)
+    _name_bounds(weighted["weights"]["items"])
+    ids["items"] = weighted["ids"]["items"] = _ref("Id")
 
 
 def _name_bounds(schema: Document) -> None:

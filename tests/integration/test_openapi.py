@@ -53,6 +53,9 @@ EXAMPLES = {"POST": 60, "DELETE": 20, "GET": 1}
 
 NOW_S = int(time.time())
 
+CARRIED = "genres"
+"""A feature of the model whose values are ids."""
+
 BUDGET_MS_MIN = 1_000
 """A budget from which on a request of the fuzzer must be answered, also on a busy machine."""
 
@@ -115,7 +118,11 @@ def _spared(user: Any) -> Any:
 
 
 def _keep_what_no_schema_can_say(body: Any) -> None:
-    """Sources are the deployment's own names, no event is of the far future, and features are one map a candidate."""
+    """Change what the schema allows and this deployment does not.
+
+    Sources are its own names, no event is of the far future, and features are one map a candidate, whose names are the
+    model's and whose ids have a weight each, if any.
+    """
     if not isinstance(body, dict):
         return
     for event in body.get("events") or []:
@@ -125,4 +132,15 @@ def _keep_what_no_schema_can_say(body: Any) -> None:
     features = body.get("features")
     if features is not None:
         count = len(body["candidates"])
-        body["features"] = [*features, *({} for _ in range(count))][:count]
+        body["features"] = [_of_the_model(each) for each in [*features, *({} for _ in range(count))][:count]]
+
+
+def _of_the_model(features: dict[str, Any]) -> dict[str, Any]:
+    """Keep one list of ids, with or without weights, under the name of a feature that the model has."""
+    for value in features.values():
+        if isinstance(value, dict):
+            weights = [*value["weights"], *(1.0 for _ in value["ids"])][: len(value["ids"])]
+            return {CARRIED: {**value, "weights": weights}}
+        if isinstance(value, list):
+            return {CARRIED: value}
+    return {}

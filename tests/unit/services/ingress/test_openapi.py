@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -38,6 +39,23 @@ def test_the_limits_of_the_deployment_stand_in_the_document() -> None:
     assert bounds(rank["limit"]) == (1, 17)
     assert rank["tier"]["enum"] == ["auto", "full", "light"]
     assert schemas["EventsRequest"]["properties"]["events"]["maxItems"] == 5
+
+
+def test_the_document_says_of_carried_features_what_is_refused() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    (listed,) = (kind for kind in schemas["RankRequest"]["properties"]["features"]["anyOf"] if kind["type"] == "array")
+    each = listed["items"]
+    assert listed["maxItems"] == 17
+    assert "patternProperties" not in each  # it would let any other name through
+    name = re.compile(each["propertyNames"]["pattern"])
+    assert name.search("price")
+    assert not name.search("\u00a8")
+    number, ids, weighted = each["additionalProperties"]["oneOf"]
+    assert number == {"type": "number", "minimum": -3e38, "maximum": 3e38}
+    assert ids["items"] == {"$ref": "#/components/schemas/Id"}
+    assert weighted == {"$ref": "#/components/schemas/WeightedIds"}
+    weights = schemas["WeightedIds"]["properties"]["weights"]["items"]
+    assert (weights["minimum"], weights["maximum"]) == (-3e38, 3e38)
 
 
 def test_both_media_types_are_declared_for_requests_and_answers() -> None:
