@@ -313,6 +313,22 @@ def test_a_few_at_once_are_no_queue_however_long_one_takes(in_flight_min: int) -
         assert gate.in_flight == in_flight_min
 
 
+def test_a_request_alone_on_a_slow_machine_is_no_load() -> None:
+    """Its own time is no queue: the best tier serves it while it fits into its budget."""
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, [(float(second), ask()) for second in range(20)], service_s=0.3)
+    with ExitStack() as held:
+        held.enter_context(gate.admit(ask()))
+        assert gate.load <= IngressConfig().light_above_load
+        for _ in range(8):
+            try:
+                held.enter_context(gate.admit(ask()))
+            except OverloadedError:
+                break
+        assert gate.load > IngressConfig().light_above_load
+
+
 @pytest.mark.parametrize(("rate", "ratio"), [(30, 0.95), (30, 4.0)])
 def test_answers_come_soon_under_overload_as_they_do_before_it(rate: float, ratio: float) -> None:
     clock = HandClock()
