@@ -130,15 +130,13 @@ class RankGate(Gate):
     def load(self) -> float:
         """Work in flight over what a queue that stands may hold: 1 is full, 0 without a measurement.
 
-        What is no queue yet (``in_flight_min``) is held against the budget: a request that is alone on a slow machine
-        takes long, and waits for nobody.
+        What is no queue (``in_flight_min``) is no load, however little was served of late: after a stall the measured
+        capacity is that of the stall, and a request that is alone waits for nobody.
         """
         wait_s = self.capacity.wait_s(0.0)
-        if wait_s is None:
+        if wait_s is None or self.in_flight < self._config.in_flight_min:
             return 0.0
-        usable_s = self._easiest.budget_s
-        if self.in_flight >= self._config.in_flight_min:
-            usable_s = min(usable_s, self._config.standing_ms_max / 1e3)
+        usable_s = min(self._easiest.budget_s, self._config.standing_ms_max / 1e3)
         return wait_s / (self.capacity.share * usable_s)
 
     def counters(self) -> dict[str, int]:
