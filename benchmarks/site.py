@@ -178,7 +178,7 @@ def _attach(url: str, config: MeshConfig, config_hash: str) -> Site:
     name = cast(DatasetName, metrics["dataset"])
     dataset = load_dataset(name, settings.data_dir, seed=train.seed, synthetic=train.synthetic)
     # What the replicas say, not what the file asks for: that may leave the choice to them.
-    is_low = any("bfloat16 (" in execution for execution in model["execution"].values())
+    is_low = any(" float32 (" not in execution for execution in model["execution"].values())
     return Site.of(url, config, config_hash, dataset, source, "bfloat16" if is_low else "float32")
 
 

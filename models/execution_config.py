@@ -23,11 +23,13 @@ class Execution:
         backend: Whose kernels.
         precision: Of stored activations and packed weights; sums, norms, softmax and scores are float32.
         reason: Why these, in words, with what was measured.
+        is_mixed: Whether a plan runs layers in formats of their own, which the reason counts; precision is the lowest.
     """
 
     backend: Backend
     precision: Precision
     reason: str
+    is_mixed: bool = False
 
     @property
     def name(self) -> str:
@@ -36,7 +38,7 @@ class Execution:
 
     def __str__(self) -> str:
         """Return what a start-up line and a status say."""
-        return f"{self.backend} {self.precision} ({self.reason})"
+        return f"{self.backend} {'mixed' if self.is_mixed else self.precision} ({self.reason})"
 
 
 ONLY_PRECISION: dict[BackendChoice, Precision] = {"reference": "float32", "native": "bfloat16"}

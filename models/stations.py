@@ -259,7 +259,7 @@ class CandidateRanker:
             with_formats(network, plan.layers)
             is_low = any(not name.startswith("fp32") for name in plan.layers.values())
             precision: Precision = "bfloat16" if is_low else "float32"
-            self.execution = Execution("reference", precision, f"by plan {_in_words(plan)}")
+            self.execution = Execution("reference", precision, f"by plan {_in_words(plan)}", is_low)
         self._network = executed(network, self.execution)
         unknown = {table.name: table_weight(source, table.name)[OOV_ROW] for table in config.tables}
         oov_rows = {name: np.array(unknown[name]) for name in config.candidate_tables}

@@ -43,7 +43,9 @@ def tune(
     store = WeightStore(weights_url(mesh, settings.var_dir))
     weights = store.open(version or store.latest())
     check_release(weights)
-    result = tune_version(weights, mesh, settings.var_dir)
+    # On a terminal a line that moves; in a pipe nothing, as nothing is known before the end.
+    with Console(stderr=True).status("checking each way to run the network, timing those that are right"):
+        result = tune_version(weights, mesh, settings.var_dir)
     if as_json:
         sys.stdout.write(orjson.dumps(dataclasses.asdict(result)).decode() + "\n")
         return

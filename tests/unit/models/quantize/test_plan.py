@@ -120,7 +120,7 @@ def test_a_service_obeys_its_plan_and_says_so(tmp_path: Path) -> None:
     _plan().write(tmp_path)
     config = RankingConfig(plans=str(tmp_path))
     service = RankingService.from_weights(config, SOURCE, ManualClock(), "r-0", JsonLogger(stream=io.StringIO()))
-    assert f"by plan {len(LAYERS)} layers in int8, NE +0.00%" in service.status()["execution"]
+    assert service.status()["execution"] == f"reference mixed (by plan {len(LAYERS)} layers in int8, NE +0.00%)"
     plain = RankingService.from_weights(RankingConfig(), SOURCE, ManualClock(), "r-0")
     assert "plan" not in plain.status()["execution"]
 
