@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from benchmarks.client import get_json
 from cluster.bounds import PORTS_PER_MESH
+from cluster.claims import PortClaim
 from cluster.config import DEFAULT_PATH, MeshConfig, WeightsConfig, load_mesh
 from cluster.environment import Ports
 from cluster.local import Mesh
@@ -161,8 +163,11 @@ def free_port(config: MeshConfig) -> int:
         ConfigError: there is none near the configured one.
     """
     first = config.http.port
-    for port in range(first + PORTS_PER_MESH, first + _MESHES_MAX * PORTS_PER_MESH, PORTS_PER_MESH):
-        if not any(is_listening(each) for each in Ports(port).promised(config)):
+    # Each process begins to look elsewhere: two that start at one moment should not find the same.
+    for number in range(_MESHES_MAX):
+        port = first + (1 + (os.getpid() + number) % _MESHES_MAX) * PORTS_PER_MESH
+        ports = Ports(port).promised(config)
+        if PortClaim.is_free(ports) and not any(is_listening(each) for each in ports):
             return port
     raise ConfigError(f"no room for another mesh above port {first}", field="http.port", value=first)
 

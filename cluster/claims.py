@@ -64,6 +64,17 @@ class PortClaim:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
+    @classmethod
+    def is_free(cls, ports: Iterable[int]) -> bool:
+        """Return whether no mesh has any of these ports; one may take them the moment after."""
+        claim = cls()
+        try:
+            claim.take(ports)
+        except ConfigError:
+            return False
+        claim.release()
+        return True
+
     def take(self, ports: Iterable[int]) -> None:
         """Take ports, all or none.
 

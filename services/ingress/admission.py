@@ -173,7 +173,7 @@ class RankGate(Gate):
         predicted_share = self._check_wait(work, budget_s)
         self._check_share(caller, work, budget_s)
         self._shares.begin(caller, work)
-        self.capacity.begin(work)
+        begun = self.capacity.begin(work)
         self._step(1)
         place = Place()
         try:
@@ -184,9 +184,14 @@ class RankGate(Gate):
         finally:
             self._step(-1)
             self._shares.end(caller, work)
-            self.capacity.end(work, is_served=place.is_served)
+            self.capacity.end(begun, is_served=place.is_served)
             if place.is_late:
                 self.capacity.missed(predicted_share)
+
+    @property
+    def _rate(self) -> float | None:
+        """Measured capacity; where no queue is, the newest answers may say that a stall is over."""
+        return self.capacity.newest_rate if self.in_flight < self._config.in_flight_min else self.capacity.rate
 
     def _usable_s(self, budget_s: float) -> float:
         """Return how much of a budget counts now."""
@@ -203,7 +208,7 @@ class RankGate(Gate):
 
     def _check_wait(self, work: float, budget_s: float) -> float:
         """Return the share of the budget that the request is expected to take."""
-        wait_s = self.capacity.wait_s(work)
+        wait_s = self.capacity.wait_s(work, self._rate)
         if wait_s is None:
             return 0.0
         usable_s = self._usable_s(budget_s)
@@ -216,7 +221,7 @@ class RankGate(Gate):
         return wait_s / usable_s
 
     def _check_share(self, caller: Caller, work: float, budget_s: float) -> None:
-        rate = self.capacity.rate
+        rate = self._rate
         if rate is None:
             return
         total = self.capacity.share * self._usable_s(budget_s) * rate

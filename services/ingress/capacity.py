@@ -12,11 +12,19 @@ slower than it is, nor some lucky windows faster, and a lasting loss is seen whe
 upper quartile, which a handful of answers a window exceeds by chance, a mesh let in a quarter more than it answered in
 time.) Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be spent on waiting,
 each answer in time gives a little back.
+
+What a request was cut in before anything could be answered (its client's budget was too small, its client went away)
+says nothing of capacity: it counts as the part of an answer that it had time for. Otherwise budgets that nothing can
+meet would make a mesh look slow to everybody.
+
+After a stall the windows remember it for seconds. The newest answers know sooner, but are few: they are asked only
+where so few requests are in flight that being wrong costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 from services.ingress.config import AdmissionConfig
@@ -26,6 +34,29 @@ _CUT, _RAISE = 0.85, 0.003
 _CUT_PERIOD_S = 0.25
 _SHARE_MIN_RATIO = 0.25
 _DRAINED = 0.25
+_NUM_ANSWERS, _NUM_NEWEST = 32, 5
+_INSTANT_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request in flight.
+
+    Args:
+        work: Its work.
+        at_s: When it began, seconds.
+        of_work: Work in flight with it, its own included.
+    """
+
+    work: float
+    at_s: float
+    of_work: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    seconds: float
+    seconds_per_work: float
 
 
 class Capacity:
@@ -42,6 +73,7 @@ class Capacity:
         self._rates: deque[float] = deque(maxlen=config.num_windows)
         self._seen_s = clock.monotonic_s()
         self._busy_s = self._done = 0.0
+        self._answers: deque[_Answer] = deque(maxlen=_NUM_ANSWERS)
         self._cut_s = self._drained_s = self._seen_s
         self.share = config.budget_share
         self.in_flight_work = 0.0
@@ -58,9 +90,23 @@ class Capacity:
         """Return the work of a request."""
         return 1.0 + num_candidates / self._config.candidates_per_work
 
-    def wait_s(self, work: float) -> float | None:
-        """Return the seconds until one more request of this work would be answered; None: not known."""
+    @property
+    def newest_rate(self) -> float | None:
+        """The same by the newest answers alone, where those say more; what several at once got, each counts for."""
         rate = self.rate
+        if rate is None or not self._answers:
+            return rate
+        newest = median(answer.seconds_per_work for answer in list(self._answers)[-_NUM_NEWEST:])
+        return max(rate, 1.0 / max(newest, _INSTANT_S))
+
+    def wait_s(self, work: float, rate: float | None = None) -> float | None:
+        """Return the seconds until one more request of this work would be answered; None: not known.
+
+        Args:
+            work: Its work.
+            rate: Work a second; None: ``rate``.
+        """
+        rate = rate or self.rate
         return None if rate is None else (self.in_flight_work + work) / rate
 
     @property
@@ -73,29 +119,35 @@ class Capacity:
         wait_s = self.wait_s(0.0)
         return wait_s is None or wait_s <= _DRAINED * self.share * self._config.standing_ms_max / 1e3
 
-    def begin(self, work: float) -> None:
+    def begin(self, work: float) -> Begun:
         """Count a request in."""
         self._advance()
         self.in_flight_work += work
+        return Begun(work, self._seen_s, self.in_flight_work)
 
-    def end(self, work: float, *, is_served: bool) -> None:
+    def end(self, begun: Begun, *, is_served: bool) -> None:
         """Count a request out."""
         self._advance()
         # Sums of floats drift; nothing is left where no request is.
-        self.in_flight_work = max(self.in_flight_work - work, 0.0)
+        self.in_flight_work = max(self.in_flight_work - begun.work, 0.0)
+        took_s = self._seen_s - begun.at_s
         if is_served:
-            self._done += work
+            self._done += begun.work
+            self._answers.append(_Answer(took_s, took_s / begun.of_work))
             self.share = min(self.share + _RAISE, self._config.budget_share)
+        elif self._answers and took_s < (quickest_s := min(answer.seconds for answer in self._answers)):
+            self._done += begun.work * took_s / quickest_s
 
     def missed(self, predicted_share: float) -> None:
         """Take note of an answer that came late or never.
 
         Args:
             predicted_share: Share of its budget that it was expected to take. A request that was expected back early
-                was failed by a fault, not by admission, and cuts nothing.
+                was failed by a fault, not by admission, and one that was expected back too late was let in as the
+                only one: neither cuts anything.
         """
         now_s = self._clock.monotonic_s()
-        if predicted_share >= self.share / 2 and now_s - self._cut_s >= _CUT_PERIOD_S:
+        if self.share / 2 <= predicted_share <= 1.0 and now_s - self._cut_s >= _CUT_PERIOD_S:
             self._cut_s = now_s
             self.share = max(self.share * _CUT, self._config.budget_share * _SHARE_MIN_RATIO)
 

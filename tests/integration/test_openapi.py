@@ -56,7 +56,7 @@ NOW_S = int(time.time())
 CARRIED = "genres"
 """A feature of the model whose values are ids."""
 
-BUDGET_MS_MIN = 1_000
+BUDGET_MS_MIN = 3_000
 """A budget from which on a request of the fuzzer must be answered, also on a busy machine."""
 
 
@@ -121,10 +121,12 @@ def _keep_what_no_schema_can_say(body: Any) -> None:
     """Change what the schema allows and this deployment does not.
 
     Sources are its own names, no event is of the far future, and features are one map a candidate, whose names are the
-    model's and whose ids have a weight each, if any.
+    model's and whose ids have a weight each, if any. A request without a budget gets one that a busy machine can keep.
     """
     if not isinstance(body, dict):
         return
+    if "candidates" in body:
+        body.setdefault("deadline_ms", BUDGET_MS_MIN)
     for event in body.get("events") or []:
         event.pop("source", None)
         if event["timestamp_s"] > NOW_S:

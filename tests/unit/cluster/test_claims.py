@@ -60,3 +60,11 @@ def test_ports_are_taken_all_or_none() -> None:
     first.release()
     second.take([PORT, PORT + 1, PORT + 2])
     second.release()
+
+
+def test_ports_are_free_until_a_mesh_has_one() -> None:
+    claim = PortClaim()
+    claim.take([64_801])
+    assert [PortClaim.is_free([64_800, 64_801]), PortClaim.is_free([64_800, 64_802])] == [False, True]
+    claim.release()
+    assert PortClaim.is_free([64_800, 64_801])

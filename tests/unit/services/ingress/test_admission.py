@@ -287,6 +287,41 @@ def test_a_queue_that_was_short_a_moment_ago_does_not_stand() -> None:
     assert not gate.capacity.queue_stands
 
 
+def test_budgets_that_nothing_can_meet_do_not_make_the_mesh_look_slow() -> None:
+    """A client that gives 10 ms to requests that take 67, one after the other, and somebody else's burst after it."""
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(25, 0, 10, 1))
+    for _ in range(1_000):
+        with gate.admit(ask(budget_ms=10)) as place:
+            clock.set(clock.monotonic_s() + 0.01)
+            place.is_late = True
+    assert gate.capacity.rate == pytest.approx(15, rel=0.25)  # what one at a time would get
+    with ExitStack() as held:
+        for _ in range(10):
+            held.enter_context(gate.admit(ask(budget_ms=2_000)))
+
+
+def test_after_a_stall_a_few_are_let_in_as_soon_as_answers_are_quick_again() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(5, 0, 10, 1))
+    stalled = simulate(gate, clock, [(3.0 * number, ask(budget_ms=10_000)) for number in range(12)], service_s=2.0)
+    assert len(stalled.in_time) == 12
+    with ExitStack() as held:
+        held.enter_context(gate.admit(ask()))
+        with pytest.raises(OverloadedError):
+            held.enter_context(gate.admit(ask()))
+    for _ in range(3):
+        with gate.admit(ask()) as place:
+            clock.set(clock.monotonic_s() + 1 / 15)
+            place.is_served = True
+    assert (gate.capacity.rate or 0.0) < 1  # the windows still say so
+    with ExitStack() as held:
+        for _ in range(5):
+            held.enter_context(gate.admit(ask()))
+
+
 def test_where_nothing_was_served_it_is_tried_one_at_a_time() -> None:
     """All late once, say while the cores are somebody else's, must not mean that as many are let in as at the start."""
     clock = HandClock()
