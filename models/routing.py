@@ -3,11 +3,11 @@
 Worth is the click logloss that a deeper exit saves over the first pass, predicted from request-only signals: how much
 history there is and how recent and dense it is, what the user's events were worth, and the surface::
 
-    disagreement [N, D] = max(relu(signals @ hidden + bias) @ out, 0)   how far each depth is from the first pass
-    gain         [N, D] = worth * disagreement + surface's own part
+    fitted [N, D] = relu(signals @ hidden + bias) @ out    what each depth saves, as of the publication
+    gain   [N, D] = worth * fitted + surface's own part
 
-How far two exits are apart has no label noise, so it can be learned; ``worth``, one number a depth, is how much of that
-distance is for the better (``training.routing``).
+``worth`` is 1 a depth when a version is published, and follows what outcomes say later (``training.recalibrate``). A
+gain may be negative: some requests are served better by a cheaper tier (``training.routing`` says how it is fitted).
 
 Shape letters: N requests, K signals, D depths (the first pass and the exits), H hidden units, P prices.
 """
@@ -52,7 +52,7 @@ class GainModel:
         hidden: [K, H].
         bias: [H].
         out: [H, D].
-        worth: [D], at least 0: nats of logloss saved a nat of disagreement.
+        worth: [D], what a nat of the fitted gain has turned out to be worth, 1 as published.
         unknown: [D], gains of a request about whose user nothing is known: the means.
         surface_keys: int64 [S], id keys of the surfaces it was trained on.
         surface: [S, D], what each surface adds.
@@ -83,14 +83,14 @@ class GainModel:
             [N, D], nats of click logloss a candidate; column 0 is 0.
         """
         known = surfaces[:, None] == self.surface_keys
-        found: Floats = self.disagreement(signals) * self.worth + known.astype(np.float64) @ self.surface
+        found: Floats = self.fitted(signals) * self.worth + known.astype(np.float64) @ self.surface
         found[:, 0] = 0.0
         return found
 
-    def disagreement(self, signals: npt.NDArray[np.floating]) -> Floats:
-        """Predict the divergence of every depth's click probability from the first pass's: [N, K] -> [N, D], nats."""
+    def fitted(self, signals: npt.NDArray[np.floating]) -> Floats:
+        """Return what each depth saves over the first pass, before ``worth`` and surface: [N, K] -> [N, D], nats."""
         scaled = (signals.astype(np.float64) - self.mean) / self.deviation
-        found: Floats = np.maximum(np.maximum(scaled @ self.hidden + self.bias, 0.0) @ self.out, 0.0)
+        found: Floats = np.maximum(scaled @ self.hidden + self.bias, 0.0) @ self.out
         return found
 
     def price(self, share: float) -> float:

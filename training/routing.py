@@ -4,6 +4,16 @@ The tiers are exits of one network, so one request served by the deepest tier te
 exploration slice on that tier gives the loss of all of them on the same rows, and needs no weighting. Held-out rows are
 such a slice. ``training.policy_value`` is for logs in which only the served tier's loss is known.
 
+A measured gain is a hundred times smaller than the noise of its label, so gains are not regressed on signals. Labels
+are asked one question that they can answer: how much of each exit's correction of the one before is to be believed,
+and how that turns with the signals::
+
+    belief = sigmoid(first + sum_d (trust_d + signals @ turn_d) * (exit_d - exit_{d-1}))
+
+a logistic regression whose prior is that every correction is right (trust 1, turn 0). What a depth gains by this
+belief, each row's expectation over both labels, has no label noise left, and is regressed on the signals. It is
+negative where a correction is believed less than half: such requests are better off with the cheaper tier.
+
 Shape letters: N rows, K signals, D depths, P points.
 """
 
@@ -18,6 +28,7 @@ from models.calibration import Calibration
 from models.config import RankerConfig
 from models.heads import CLICK
 from models.inputs import NUM_SURPRISES, request_inputs
+from models.logistic import fit_logistic
 from models.routing import SIGNALS, WORTH_EQUAL, GainModel, surface_keys, tier_flops
 from training.data import Dataset, HistoryReader, Rows, request_batches
 from training.evaluate import Predictions, fit_calibration, predict
@@ -26,9 +37,17 @@ from training.model import TrainedModel
 Floats = npt.NDArray[np.float64]
 
 HIDDEN_UNITS = 128
-HIDDEN_RIDGE = 1e-2
-"""Of those that were tried on the earlier half of the validation rows, these predict the disagreement of the later half
-best, and with every seed: 5% of its variance."""
+HIDDEN_RIDGE = 1.0
+TRUST_PRECISION = 10.0
+TURN_PRECISION = 100.0
+"""How much of a correction is believed everywhere, and how that turns with a signal: what labels must outweigh.
+
+Chosen on validation rows: fitted on either half and routed on the other, three seeds. Ridges of 0.3 to 3 and turns of
+50 to 200 are alike; a ridge of 0.01 costs half of the gain, and a belief that does not turn never finds that the first
+pass would be better."""
+
+SIGNAL_MAX = 4.0
+"""Deviations from the mean beyond which a signal turns the belief no further."""
 
 SURFACE_ROWS = 100_000
 """Rows of a surface at which half of what it seems to gain is believed: a gain is a hundred times smaller than its
@@ -41,7 +60,6 @@ ROWS_MIN = 500
 """With fewer held-out rows there is no gain model: a gain is a hundred times smaller than its noise."""
 
 NUM_PRICES = 201
-_SQUARES_MIN = 1e-12
 _READ_ROWS = 4_096
 
 
@@ -68,14 +86,14 @@ class Slice:
         found: Floats = np.logaddexp(0.0, self.logits) - self.clicks[:, None] * self.logits
         return found
 
-    def divergences(self) -> Floats:
-        """Return how far each depth's chance of a click is from the first pass's, Kullback and Leibler: [N, D], nats.
+    def corrections(self) -> Floats:
+        """Return what each exit adds to the logit of the one before: [N, D - 1]."""
+        return np.asarray(np.diff(self.logits, axis=1), np.float64)
 
-        It is what the first pass loses where the depth is right.
-        """
-        first, click = self.logits[:, :1], self.logits
-        found: Floats = (click - first) / (1.0 + np.exp(-click)) + np.logaddexp(0.0, first) - np.logaddexp(0.0, click)
-        return found
+    def expected_gains(self, chance: Floats) -> Floats:
+        """Return what each depth saves over the first pass if clicks come with these chances: [N] -> [N, D], nats."""
+        expected = np.logaddexp(0.0, self.logits) - chance[:, None] * self.logits
+        return np.asarray(expected[:, :1] - expected, np.float64)
 
     def entropy(self) -> float:
         """Return the entropy of the base rate of clicks: what turns a mean loss into NE."""
@@ -155,7 +173,8 @@ def fit_gain_model(held_out: Slice, costs: Floats, seed: int = 0) -> GainModel:
     mean = held_out.signals.mean(axis=0).astype(np.float64)
     deviation = held_out.signals.std(axis=0).astype(np.float64) + 1e-6
     scaled = (held_out.signals - mean) / deviation
-    hidden, bias, out = _fit_disagreement(scaled, held_out.divergences(), seed)
+    gains = held_out.expected_gains(believed(held_out, scaled))
+    hidden, bias, out = _fit_gains(scaled, gains, seed)
     keys, num_depths = np.unique(held_out.surfaces), len(held_out.depths)
     model = GainModel(
         depths=held_out.depths,
@@ -164,23 +183,35 @@ def fit_gain_model(held_out: Slice, costs: Floats, seed: int = 0) -> GainModel:
         hidden=hidden,
         bias=bias,
         out=out,
-        worth=np.zeros(num_depths),
-        unknown=_gains(held_out).mean(axis=0),
+        worth=np.ones(num_depths),
+        unknown=gains.mean(axis=0),
         surface_keys=keys,
         surface=np.zeros((len(keys), num_depths)),
         prices=np.zeros((1, 2)),
     )
-    model = replace(model, worth=_worth(model, held_out))
     model = replace(model, surface=_surfaces(model, held_out))
     return replace(model, prices=price_table(model.gains(held_out.signals, held_out.surfaces), costs))
 
 
-def _worth(model: GainModel, rows: Slice) -> Floats:
-    """Return the slope of measured gains by predicted disagreement, through the origin, at least 0: [D]."""
-    disagreement = model.disagreement(rows.signals)
-    products, squares = (disagreement * _gains(rows)).sum(axis=0), (disagreement**2).sum(axis=0)
-    found: Floats = np.maximum(products / np.maximum(squares, _SQUARES_MIN), 0.0)
-    return found
+def believed(rows: Slice, scaled: Floats) -> Floats:
+    """Return the chance of a click when each exit's correction is believed as far as labels support it.
+
+    Args:
+        rows: N rows with their labels.
+        scaled: [N, K], their signals, centred and scaled.
+
+    Returns:
+        [N], of the same rows: few coefficients for many labels, so that none knows its own.
+    """
+    turns = np.concatenate([np.ones((len(rows), 1)), np.clip(scaled, -SIGNAL_MAX, SIGNAL_MAX)], axis=1)
+    corrections = rows.corrections()
+    design = (corrections[:, :, None] * turns[:, None, :]).reshape(len(rows), -1)
+    prior = np.zeros((corrections.shape[1], turns.shape[1]))
+    precision = np.full_like(prior, TURN_PRECISION)
+    prior[:, 0], precision[:, 0] = 1.0, TRUST_PRECISION
+    first = rows.logits[:, 0]
+    found = fit_logistic(design, first, rows.clicks, prior.ravel(), precision.ravel())
+    return np.asarray(1.0 / (1.0 + np.exp(-(first + design @ found))), np.float64)
 
 
 def _surfaces(model: GainModel, rows: Slice) -> Floats:
@@ -245,11 +276,12 @@ def depth_costs(config: RankerConfig, num_candidates: int = NUM_CANDIDATES) -> d
     return dict(sorted(flops.items()))
 
 
-def _fit_disagreement(scaled: Floats, targets: Floats, seed: int) -> tuple[Floats, Floats, Floats]:
-    """Fit ``relu(x @ hidden + bias) @ out`` to targets: random hidden units, and ridge regression on them.
+def _fit_gains(scaled: Floats, gains: Floats, seed: int) -> tuple[Floats, Floats, Floats]:
+    """Fit ``relu(x @ hidden + bias) @ out`` to gains: random hidden units, and ridge regression on them.
 
-    Of a map this small and smooth, trained hidden units know no more; this one is solved in a tenth of a second, and
-    the same on every machine.
+    The last unit is 1 for every row, so that its coefficient is the mean, which the penalty leaves alone. Of a map this
+    small and smooth, trained hidden units know no more; this one is solved in a tenth of a second, and the same on
+    every machine.
 
     Source: Rahimi and Recht, Weighted Sums of Random Kitchen Sinks, 2008.
     """
@@ -257,6 +289,10 @@ def _fit_disagreement(scaled: Floats, targets: Floats, seed: int) -> tuple[Float
     hidden = random.normal(size=(scaled.shape[1], HIDDEN_UNITS)) / np.sqrt(scaled.shape[1])
     bias = random.normal(size=HIDDEN_UNITS)
     units = np.maximum(scaled @ hidden + bias, 0.0)
+    centre = units.mean(axis=0)
+    units = units - centre
     penalty = HIDDEN_RIDGE * len(scaled) * np.eye(HIDDEN_UNITS)
-    out: Floats = np.linalg.solve(units.T @ units + penalty, units.T @ targets)
-    return hidden, bias, out
+    out = np.linalg.solve(units.T @ units + penalty, units.T @ (gains - gains.mean(axis=0)))
+    level = gains.mean(axis=0) - centre @ out
+    hidden, bias = np.concatenate([hidden, np.zeros((len(hidden), 1))], axis=1), np.concatenate([bias, [1.0]])
+    return hidden, bias, np.concatenate([out, level[None]])

@@ -41,8 +41,8 @@ def test_gains_are_what_the_module_says_row_by_row() -> None:
     found = model.gains(signals, surface_keys(("reels", "feed", "elsewhere", "feed", "reels")))
     for row, extra in enumerate((10.0, 1.0, 0.0, 1.0, 10.0)):
         scaled = (signals[row] - model.mean) / model.deviation
-        disagreement = np.maximum(np.maximum(scaled @ model.hidden + model.bias, 0) @ model.out, 0)
-        expected = disagreement * model.worth + np.array([0, extra, 2 * extra])
+        fitted = np.maximum(scaled @ model.hidden + model.bias, 0) @ model.out
+        expected = fitted * model.worth + np.array([0, extra, 2 * extra])
         np.testing.assert_allclose(found[row, 1:], expected[1:], rtol=1e-9)
     assert (found[:, 0] == 0).all()
 

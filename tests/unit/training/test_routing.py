@@ -20,6 +20,7 @@ from training.publish import publish
 from training.routing import (
     ROWS_MIN,
     Slice,
+    believed,
     choose,
     cost_shares,
     depth_costs,
@@ -63,15 +64,43 @@ def test_requests_that_depth_helps_are_found() -> None:
     assert routed < losses[:, 0].mean() - 0.5 * (losses[:, 0] - losses[:, 2]).mean()
 
 
-def test_divergence_is_the_expected_gain_of_a_depth_that_is_right() -> None:
+def test_an_expected_gain_is_the_mean_over_both_labels() -> None:
     rows = planted_slice(1_000, 2)
-    chance = 1 / (1 + np.exp(-rows.logits[:, 2]))
-    expected = np.zeros(1_000)
+    chance = np.random.default_rng(5).random(1_000)
+    expected = np.zeros((1_000, 3))
     for label, share in ((True, chance), (False, 1 - chance)):
         losses = replace(rows, clicks=np.full(1_000, label)).losses()
-        expected += share * (losses[:, 0] - losses[:, 2])
-    np.testing.assert_allclose(rows.divergences()[:, 2], expected, atol=1e-12)
-    assert (rows.divergences()[:, 0] == 0).all()
+        expected += share[:, None] * (losses[:, :1] - losses)
+    np.testing.assert_allclose(rows.expected_gains(chance), expected, atol=1e-12)
+
+
+def test_a_correction_that_labels_contradict_is_believed_less_where_they_do() -> None:
+    """Depth 1 is right where signal 1 is positive and wrong by as much elsewhere: worth it there, harmful here."""
+
+    def rows(seed: int) -> Slice:
+        random = np.random.default_rng(seed)
+        signals = random.normal(size=(20_000, K)).astype(np.float32)
+        first, correction = random.normal(size=20_000), 0.5 * random.normal(size=20_000)
+        true_logit = first + np.where(signals[:, 1] > 0, correction, -correction)
+        clicks = random.random(20_000) < 1 / (1 + np.exp(-true_logit))
+        logits = np.stack([first, first + correction, first + correction], axis=1)
+        return Slice(signals, surface_keys(("feed",))[np.zeros(20_000, np.int64)], (0, 1, 2), logits, clicks)
+
+    model, others = fit_gain_model(rows(3), COSTS), rows(4)
+    gains = model.gains(others.signals, others.surfaces)
+    right, wrong = others.signals[:, 1] > 1, others.signals[:, 1] < 0
+    assert gains[right, 1].mean() > 0.003
+    assert gains[wrong, 1].mean() < -0.003
+    np.testing.assert_allclose(gains[:, 2], gains[:, 1], atol=1e-12)
+    chosen = choose(gains, COSTS, 0.0)
+    assert (chosen[right] == 1).mean() > 0.6
+    assert (chosen[wrong] == 0).mean() > 0.9
+
+
+def test_without_labels_corrections_are_believed() -> None:
+    rows = planted_slice(5, 6)
+    said = believed(rows, rows.signals.astype(np.float64))
+    np.testing.assert_allclose(said, 1 / (1 + np.exp(-rows.logits[:, -1])), atol=0.1)
 
 
 def test_what_a_surface_gains_beyond_the_others_is_believed_with_its_rows() -> None:

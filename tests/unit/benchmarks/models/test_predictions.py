@@ -40,6 +40,14 @@ def test_a_second_run_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         predictions.load_or_train([_CONFIG.model_copy(update={"seed": 1})], tiny_dataset())
 
 
+def test_what_only_reads_logits_is_no_source_of_them() -> None:
+    root = Path(predictions.__file__).parents[2]
+    assert "training/routing.py" in predictions.AFTER_LOGITS
+    assert "training/loop.py" not in predictions.AFTER_LOGITS
+    gone = [name for name in predictions.AFTER_LOGITS if not (root / name).is_file()]
+    assert not gone, "a file that is named here and is not there names nothing"
+
+
 def test_other_sources_or_another_seed_are_another_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = predictions._path(_CONFIG, tmp_path)
     assert predictions._path(_CONFIG.model_copy(update={"seed": 1}), tmp_path) != here
