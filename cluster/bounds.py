@@ -15,3 +15,9 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 """A name is a folder, a prefix of keys and a label."""
 
 NAME_RULE = "must be 1 to 32 of a-z, 0-9, _ and -, the first one a letter or a digit"
+
+NAMESPACE_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+"""Of a network namespace: it is the name of a file."""
+
+ADDRESS_PATTERN = r"^\d{1,3}(\.\d{1,3}){3}$"
+"""Of a Ray node."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from cluster.bounds import NAME_PATTERN, PORT_MAX, PORT_MIN
+from cluster.bounds import ADDRESS_PATTERN, NAME_PATTERN, NAMESPACE_PATTERN, PORT_MAX, PORT_MIN
 from cluster.rollout import UpdatesConfig
 from cluster.scaling.config import ScalingConfig
 from models.config import TableBackend
@@ -297,6 +297,18 @@ class RankingStation(Config):
     service: RankingConfig = RankingConfig()
 
 
+class NodePlace(Config):
+    """Where one more Ray node runs: a network namespace that is there, so that the node can be cut off.
+
+    Args:
+        namespace: Its name, as ``ip netns`` lists it.
+        address: Of the node in it; every node must reach every other.
+    """
+
+    namespace: str = Field(pattern=NAMESPACE_PATTERN)
+    address: str = Field(pattern=ADDRESS_PATTERN)
+
+
 class RayConfig(Config):
     """What the mesh asks of Ray on the machine that starts it.
 
@@ -305,6 +317,10 @@ class RayConfig(Config):
             machine's.
         num_nodes: Ray nodes (raylets) on this machine. More than one is for trials of what the death of a node does:
             each has ``num_cpus`` logical cores and an object store of its own; a dead one is replaced.
+        address: Of the first node; None: loopback. Any other is open to whoever reaches it and has the mesh's secret.
+        places: Of the further nodes; empty: they share the first one's address.
+        gcs_storage: Where Ray's control store (GCS) keeps its tables. ``memory``: the mesh ends when GCS dies.
+            ``rocksdb``: in files, from which a new GCS goes on; requests do not notice.
         object_store_bytes: Shared memory for references. 256 MiB hold about 1,000 requests of 500 candidates.
         inline_bytes_max: Results up to this size travel inside Ray's own messages, larger ones through shared memory,
             which no other process reads. 64 KiB: no larger tensor passes through the ingress process.
@@ -317,12 +333,23 @@ class RayConfig(Config):
 
     num_cpus: int | None = Field(None, ge=1)
     num_nodes: int = Field(1, ge=1, le=16)
+    address: str | None = Field(None, pattern=ADDRESS_PATTERN)
+    places: tuple[NodePlace, ...] = ()
+    gcs_storage: Literal["memory", "rocksdb"] = "memory"
     object_store_bytes: int = Field(256 * 2**20, ge=80 * 2**20)
     inline_bytes_max: int = Field(65_536, ge=1_024, le=2**20)
     grpc_bytes_max: int = Field(64 * 2**20, ge=2**20)
     start_timeout_s: float = Field(300.0, gt=0)
     stop_timeout_s: float = Field(15.0, gt=0)
     silence_max_s: float = Field(90.0, ge=10)
+
+    @model_validator(mode="after")
+    def _places_fit(self) -> RayConfig:
+        if self.places and len(self.places) != self.num_nodes - 1:
+            raise ValueError(f"places must be num_nodes - 1 = {self.num_nodes - 1}, are {len(self.places)}")
+        if self.places and self.address is None:
+            raise ValueError("places need an address of the first node that they reach, it is on loopback")
+        return self
 
 
 class MeshConfig(Config):

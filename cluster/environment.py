@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,11 @@ class MeshFolders:
         return inside if fits else self.short / "ray"
 
     @property
+    def control(self) -> Path:
+        """Folder of Ray's control store, where it is to outlive its process; emptied at each start."""
+        return self.runtime / "gcs"
+
+    @property
     def short(self) -> Path:
         """Folder of HAProxy, in the system's temporary folder: it adds up to 85 bytes to a socket's path."""
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
@@ -138,6 +144,8 @@ class MeshFolders:
                 raise ConfigError(f"{folder} belongs to another user", field="name", value=self.root.name)
             folder.chmod(0o700)
         self.runtime.mkdir(exist_ok=True)
+        shutil.rmtree(self.control, ignore_errors=True)  # else Ray takes this for the mesh that was there before
+        self.control.mkdir()
         self.auth_token.touch(mode=0o600)
         self.auth_token.write_text(secrets.token_hex(32), encoding="ascii")
 
@@ -183,6 +191,8 @@ def ray_environment(config: MeshConfig, folders: MeshFolders, python_path: Path)
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
         "PYTHONPATH": str(python_path),
     }
+    if config.ray.gcs_storage == "rocksdb":
+        variables |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folders.control)}
     if config.http.ingress == "haproxy":
         variables |= _haproxy(config, folders)
     return variables

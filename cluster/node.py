@@ -9,7 +9,9 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -36,7 +38,7 @@ from shared.weights import WeightStore
 from shared.weights.deltas import parse_stamp
 
 _VITAL = {"gcs_server": "GCS", "raylet": "raylet"}
-"""Ray's processes of the first node without which nothing works, and nothing brings back."""
+"""Ray's processes of the first node without which nothing works. Of GCS a new one can go on where it keeps files."""
 
 _GCS_TIMEOUT_S = 5.0
 _LOGS_KEPT = 2
@@ -67,6 +69,8 @@ class Node:
         ``ray start`` would leave daemons that only a stop by name ends.
         """
         _drop_old_logs(self._runtime)
+        address = self._config.ray.address
+        where: dict[str, Any] = {} if address is None else {"_node_ip_address": address}
         ray.init(
             address="local",
             num_cpus=self._config.ray.num_cpus,
@@ -76,6 +80,7 @@ class Node:
             logging_level=logging.WARNING,
             namespace=self._config.name,
             _temp_dir=str(self._runtime),
+            **where,
         )
         self._raylets.start()
         self._pulse.start()
@@ -146,8 +151,20 @@ class Node:
         return None if self._rollouts is None else parse_stamp(self._rollouts.rollouts.order.version)[0]
 
     def replace_dead(self, logger: JsonLogger) -> None:
-        """Put a new Ray node in the place of each that has died, the first one excepted."""
+        """Put a new Ray node in the place of each that has died, the first one excepted; a new GCS, where it can be."""
+        if "gcs_server" in self._dead_daemons() and self._gcs_returns:
+            logger.error("gcs_ended")
+            restart_gcs(ray._private.worker._global_node, logger)
         self._raylets.replace_dead(logger)
+
+    @property
+    def _gcs_returns(self) -> bool:
+        return self._config.ray.gcs_storage != "memory"
+
+    def _dead_daemons(self) -> set[str]:
+        """Return which kinds of process of the first node have died."""
+        head: Any = ray._private.worker._global_node
+        return set() if head is None else {kind for kind, _ in head.dead_processes()}
 
     def ended(self) -> str:
         """Return which part of Ray that the mesh cannot do without is gone, in a few words; empty while all are there.
@@ -157,7 +174,7 @@ class Node:
         head: Any = ray._private.worker._global_node
         if not ray.is_initialized() or head is None:
             return "this process is not connected to it any more"
-        dead = {kind for kind, _ in head.dead_processes()}
+        dead = self._dead_daemons() - ({"gcs_server"} if self._gcs_returns else set())
         if gone := [name for kind, name in _VITAL.items() if kind in dead]:
             return f"its {' and '.join(gone)} died"
         if self._pulse.silence_s > self._config.ray.silence_max_s:
@@ -192,6 +209,26 @@ class Node:
         thread.join(self._config.ray.stop_timeout_s)
         if thread.is_alive():
             logger.warning("ray_stop_late", stop_timeout_s=self._config.ray.stop_timeout_s)
+
+
+def restart_gcs(head: Any, logger: JsonLogger) -> None:
+    """Start a new GCS in the place of one that died; one that does not start is tried again by the next call.
+
+    Args:
+        head: Ray's first node.
+        logger: Told how it went.
+    """
+    head.kill_gcs_server(check_alive=False)  # clears what Ray remembers of it; its port and its files stay
+
+    def refused(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, Exception):
+            logger.error("gcs_start_failed", error=error)
+        return isinstance(error, Exception)
+
+    with ExitStack() as bare:  # Ray raises bare exceptions here
+        bare.push(refused)
+        head.start_gcs_server()  # by this thread: it ends with the one that started it
+        logger.info("gcs_restarted")
 
 
 def _start_failures() -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.bounds import PORTS_PER_MESH
-from cluster.config import MeshConfig
+from cluster.config import MeshConfig, RayConfig
 from cluster.environment import SOCKET_PATH_BYTES_MAX, MeshFolders, Ports, ray_environment
 from shared.errors import ConfigError
 
@@ -89,3 +89,15 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "getuid", lambda: 4_242)
     with pytest.raises(ConfigError, match="belongs to another user"):
         MeshFolders.of(tmp_path, "stolen").make()
+
+
+def test_a_control_store_that_is_kept_is_kept_for_one_start(tmp_path: Path) -> None:
+    folders = MeshFolders.of(tmp_path, "trial")
+    kept = ray_environment(MeshConfig(ray=RayConfig(gcs_storage="rocksdb")), folders, tmp_path)
+    assert kept["RAY_gcs_storage"] == "rocksdb"
+    assert Path(kept["RAY_gcs_storage_path"]).is_relative_to(folders.runtime)
+    assert "RAY_gcs_storage" not in ray_environment(MeshConfig(), folders, tmp_path)
+    folders.make()
+    (folders.control / "tables").touch()
+    folders.make()
+    assert list(folders.control.iterdir()) == []

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
 
-from cluster.config import MeshConfig
+from cluster.config import MeshConfig, RayConfig
 from cluster.node import Node
 from shared.clock import SystemClock
+from shared.log import JsonLogger
 
 
 class Head:
     """Ray's first node, some of whose processes have died."""
 
-    def __init__(self, *dead: str) -> None:
-        self._dead = dead
+    def __init__(self, *dead: str, refuses: int = 0) -> None:
+        self._dead = set(dead)
+        self._refuses = refuses
+        self.num_started = 0
 
     def dead_processes(self) -> list[tuple[str, object]]:
         return [(kind, object()) for kind in self._dead]
+
+    def kill_gcs_server(self, *, check_alive: bool) -> None:
+        assert not check_alive
+
+    def start_gcs_server(self) -> None:
+        if self._refuses:
+            self._refuses -= 1
+            raise OSError("the port file did not come")
+        self.num_started += 1
+        self._dead.discard("gcs_server")
 
 
 @pytest.fixture
@@ -57,3 +71,24 @@ def test_so_is_a_store_that_is_silent_for_too_long(node: Node, monkeypatch: pyte
 def test_a_process_that_is_not_connected_has_no_ray(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray._private.worker._global_node", None)
     assert node.ended() == "this process is not connected to it any more"
+
+
+def test_a_gcs_that_keeps_files_is_started_again_until_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    config = MeshConfig(ray=RayConfig(gcs_storage="rocksdb"))
+    node, head, lines = Node(config, tmp_path, SystemClock()), Head("gcs_server", refuses=1), io.StringIO()
+    monkeypatch.setattr("ray._private.worker._global_node", head)
+    for _ in range(3):
+        assert node.ended() == ""
+        node.replace_dead(JsonLogger(stream=lines))
+    assert head.num_started == 1
+    assert lines.getvalue().count("gcs_ended") == 2
+    assert "the port file did not come" in lines.getvalue()
+    assert "gcs_restarted" in lines.getvalue()
+
+
+def test_one_that_keeps_nothing_is_not(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head("gcs_server")
+    monkeypatch.setattr("ray._private.worker._global_node", head)
+    node.replace_dead(JsonLogger(stream=io.StringIO()))
+    assert head.num_started == 0

@@ -32,7 +32,7 @@ def started() -> list[FakeNode]:
 
 @pytest.fixture
 def raylets(started: list[FakeNode]) -> Raylets:
-    def start(config: RayConfig) -> FakeNode:
+    def start(config: RayConfig, number: int) -> FakeNode:
         started.append(FakeNode(len(started)))
         return started[-1]
 
@@ -59,7 +59,7 @@ def test_a_node_whose_raylet_died_is_replaced_and_no_other(raylets: Raylets, sta
 def test_a_successor_that_does_not_start_is_tried_again() -> None:
     started, lines = list[FakeNode](), io.StringIO()
 
-    def start(config: RayConfig) -> FakeNode:
+    def start(config: RayConfig, number: int) -> FakeNode:
         started.append(FakeNode(len(started)))
         if len(started) == 2:
             raise RuntimeError("the node timed out during startup")
@@ -78,7 +78,7 @@ def test_a_successor_that_does_not_start_is_tried_again() -> None:
 
 
 def test_a_mesh_ends_whose_node_did_not_come_back(started: list[FakeNode]) -> None:
-    def start(config: RayConfig) -> FakeNode:
+    def start(config: RayConfig, number: int) -> FakeNode:
         if started:
             raise RuntimeError("no more")
         started.append(FakeNode(0, dead=[("raylet", None)]))
@@ -99,3 +99,20 @@ def test_several_nodes_need_one_listener() -> None:
     with pytest.raises(ValueError, match=r"num_nodes of more than 1 needs http.ingress proxy, is haproxy"):
         MeshConfig.model_validate({"ray": {"num_nodes": 2}})
     MeshConfig.model_validate({"ray": {"num_nodes": 2}, "http": {"ingress": "proxy"}})
+
+
+PLACE = {"namespace": "trial-1", "address": "10.0.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_nodes": 3, "address": "10.0.0.1", "places": [PLACE]}, "places must be num_nodes - 1 = 2, are 1"),
+        ({"num_nodes": 2, "places": [PLACE]}, "places need an address of the first node"),
+        ({"num_nodes": 2, "address": "10.0.0.1", "places": [{**PLACE, "namespace": "../x"}]}, "namespace"),
+        ({"num_nodes": 2, "address": "somewhere", "places": [PLACE]}, "address"),
+    ],
+)
+def test_places_fit_the_nodes(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RayConfig.model_validate(fields)
