@@ -11,6 +11,7 @@ All are optional; configuration proper lives in YAML files (see ``shared.config`
 | RANKMESH_TOKEN | token that the command line sends | none |
 | RANKMESH_TOKEN_FILE | file with that token, where RANKMESH_TOKEN is not set | none |
 | RANKMESH_CA_FILE | certificates that the command line trusts beside the system's | none |
+| RANKMESH_CLOCK_SKEW_DIR | for trials: in its files ``<pid>`` stands by how much the process's clock is wrong | none |
 
 ``RANKMESH_NATIVE=0`` keeps every kernel on its portable path; ``kernels.backends``, which imports nothing, reads it.
 """
@@ -37,6 +38,7 @@ class Settings(BaseModel):
     token: SecretStr | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
+    clock_skew_dir: Path | None = None
 
     def client_token(self) -> str | None:
         """Return the token that a client sends, None when there is none.
@@ -75,6 +77,7 @@ def load_settings() -> Settings:
         token=SecretStr(token) if (token := os.environ.get("RANKMESH_TOKEN")) else None,
         token_file=_path("RANKMESH_TOKEN_FILE"),
         ca_file=_path("RANKMESH_CA_FILE"),
+        clock_skew_dir=_path("RANKMESH_CLOCK_SKEW_DIR"),
     )
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from shared.clock import ManualClock, SystemClock
+from shared.clock import ManualClock, SystemClock, open_skew, set_skew
+from shared.settings import child_environment
 
 
 async def test_time_moves_only_by_hand() -> None:
@@ -87,3 +92,32 @@ async def test_the_machines_clock() -> None:
     assert clock.monotonic_s() - before_s >= 0.004
     assert clock.now_s() >= wall_s
     assert wall_s > 1_700_000_000
+
+
+def test_the_wall_clock_of_a_process_in_a_trial_is_wrong_by_what_its_file_says(tmp_path: Path) -> None:
+    skew = open_skew(tmp_path)
+    assert skew[0] == 0.0
+    set_skew(tmp_path, os.getpid(), -172_800.0)
+    assert skew[0] == -172_800.0
+    with pytest.raises(FileNotFoundError):
+        set_skew(tmp_path, 4_194_305, 1.0)
+
+
+def test_the_jump_reaches_a_running_process(tmp_path: Path) -> None:
+    look = "import sys; from shared.clock import SystemClock; print(SystemClock().now_s(), flush=True)\n"
+    program = f"import time; {look}\nfor _ in sys.stdin: print(SystemClock().now_s(), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(RANKMESH_CLOCK_SKEW_DIR=str(tmp_path)),
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        before_s = float(child.stdout.readline())
+        set_skew(tmp_path, child.pid, 86_400.0)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert 86_400 <= float(child.stdout.readline()) - before_s < 86_460
+        child.stdin.close()
