@@ -1,12 +1,11 @@
-"""The report of a run: one JSON object, tables for a terminal, and a picture of every answer over time."""
+"""The report of a run: one JSON object, and tables for a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from xml.sax.saxutils import escape
 
 from rich.console import Group
 from rich.table import Table
@@ -25,14 +24,10 @@ from benchmarks.chaos.outcome import (
 )
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.schedule import Schedule
-from training.chart import BOTTOM, LEFT, TOP, ticks
 
 EXAMPLES_MAX = 20
 
-_WIDTH, _HEIGHT, _RIGHT = 1_100, 420, 30
-_COLORS = {"ok": "#0b6e4f", "degraded": "#c77700", "shed": "#1f6fb2"}
-_BAD = "#b3261e"
-_STYLE = "text{font:12px system-ui,sans-serif;fill:#222}.grid{stroke:#ddd}.fault{stroke:#6b4fa0;stroke-dasharray:3 3}"
+_MIB = 2**20
 
 
 @dataclass(slots=True)
@@ -64,6 +59,8 @@ class Report:
         examples: Some of what was wrong, lost or failed, in words.
         seconds: Length of the load.
         command: What repeats it.
+        slopes: Resource and part -> how it grew, see ``Slope``; empty where nothing was sampled.
+        figures: Pictures.
     """
 
     scenario: str
@@ -89,13 +86,23 @@ class Report:
     examples: list[str]
     seconds: float
     command: str
-    figure: str = field(default="")
+    slopes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing was wrong, nothing was denied that must not be, and the mesh is whole again."""
-        failed = any(fault["error"] for fault in self.faults)
+        """0 when nothing was wrong, denied that must not be, or grew too fast, and the mesh is whole again."""
+        failed = any(fault["error"] for fault in self.faults) or any(self.growing)
         return 1 if self.wrong or self.not_allowed or not self.whole_again or failed else 0
+
+    @property
+    def growing(self) -> list[str]:
+        """What grew faster than the scenario allows, in words."""
+        return [
+            f"{name} grows by {slope['per_hour']:,.0f} {slope['unit']} an hour, allowed are {slope['limit']:,.0f}"
+            for name, slope in self.slopes.items()
+            if slope["exceeds"]
+        ]
 
     def document(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -210,49 +217,32 @@ def report_view(report: Report) -> Group:
         *(f"[{fault['label']}] {fault['error']}" for fault in report.faults if fault["error"]),
         *report.examples,
         *([f"left out: {', '.join(report.left_out)}"] if report.left_out else []),
-        *([f"picture: {report.figure}"] if report.figure else []),
+        *report.growing,
+        *(f"picture: {figure}" for figure in report.figures),
         f"again: {report.command}",
     ]
-    return Group(table, Text("\n".join(words)))
+    tables = [table, *([_slope_table(report)] if report.slopes else [])]
+    return Group(*tables, Text("\n".join(words)))
 
 
-def timeline(report: Report, observed: Sequence[Observed]) -> str:
-    """Return a picture as SVG: every request at its due time and latency, every fault as a line with its name."""
-    high = max([report.normal_ms * 2, *(each.latency_ms for each in observed)])
+def _slope_table(report: Report) -> Table:
+    table = Table(title="growth of one process, restarts left out")
+    for name in ("resource", "part", "processes", "minutes", "level", "an hour", "share an hour", "allowed"):
+        table.add_column(name, justify="left" if name in ("resource", "part") else "right")
+    for name, slope in report.slopes.items():
+        resource, _, part = name.partition(" ")
+        in_bytes = slope["unit"] == "bytes"
+        table.add_row(
+            resource, part, str(slope["series"]), f"{slope['span_s'] / 60:.0f}", _amount(slope["level"], in_bytes),
+            _amount(slope["per_hour"], in_bytes), f"{slope['share_per_h']:+.1%}",
+            "-" if slope["limit"] is None else _amount(slope["limit"], in_bytes),
+            style="red" if slope["exceeds"] else "",
+        )  # fmt: skip
+    return table
 
-    def x_of(time_s: float) -> float:
-        return LEFT + time_s / report.seconds * (_WIDTH - LEFT - _RIGHT)
 
-    def y_of(latency_ms: float) -> float:
-        return _HEIGHT - BOTTOM - latency_ms / high * (_HEIGHT - TOP - BOTTOM)
-
-    title = f"{report.scenario}, seed {report.seed}: latency in ms by time in s"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="18" font-weight="bold">{escape(title)}; green whole, orange marked, red neither</text>',
-    ]
-    for tick in ticks(0, high):
-        y = y_of(tick)
-        parts += [
-            f'<line class="grid" x1="{LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>',
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>',
-        ]
-    parts += [
-        f'<text x="{x_of(tick):.1f}" y="{_HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:g}</text>'
-        for tick in ticks(0, report.seconds, 12)
-    ]
-    for fault in report.faults:
-        x = x_of(fault["at_s"])
-        parts += [
-            f'<line class="fault" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{_HEIGHT - BOTTOM}"/>',
-            f'<text transform="translate({x + 4:.1f} {TOP}) rotate(90)">{escape(fault["label"])}</text>',
-        ]
-    for each in observed:
-        color = _BAD if each.wrong else _COLORS.get(each.outcome, _BAD)
-        parts.append(f'<circle cx="{x_of(each.due_s):.1f}" cy="{y_of(each.latency_ms):.1f}" r="2" fill="{color}"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+def _amount(value: float, in_bytes: bool) -> str:
+    return f"{value / _MIB:,.1f} MiB" if in_bytes else f"{value:,.1f}"
 
 
 def _fault_document(fault: Injected, observed: Sequence[Observed], end_s: float, limit_ms: float) -> dict[str, Any]:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 
 from benchmarks.ahead import ahead_of_the_mesh
-from benchmarks.chaos.faults import Fault, Scene, make_fault
+from benchmarks.chaos import memory
+from benchmarks.chaos.faults import Fault, Scene, clock_folder, make_fault
 from benchmarks.chaos.outcome import Injected, Observed
-from benchmarks.chaos.report import After, Report, make_report, timeline
+from benchmarks.chaos.picture import resource_curves, timeline
+from benchmarks.chaos.rates import RateRow, measure
+from benchmarks.chaos.report import After, Report, make_report
+from benchmarks.chaos.resources import Resources
 from benchmarks.chaos.scenario import Scenario, load_scenario, mesh_config
 from benchmarks.chaos.schedule import Planned, Schedule, make_schedule
-from benchmarks.chaos.traffic import Sent, WarmTraffic
+from benchmarks.chaos.slopes import slope_documents
+from benchmarks.chaos.spaces import Spaces, networked
+from benchmarks.chaos.traffic import Seen, WarmTraffic
 from benchmarks.chaos.world import hosted_world, load_histories, store_config, with_world
 from benchmarks.client import MeshClient
 from benchmarks.load import Load
@@ -29,6 +37,7 @@ from services.ingress.directory import StatusBody
 from services.sequence.service import STALE_HISTORY
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, RankMeshError
+from shared.settings import export
 from shared.userlog import connect
 from shared.weights import WeightStore
 
@@ -42,21 +51,33 @@ _POLL_S = 0.5
 Tell = Callable[[str], None]
 
 
-def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
-    """Run a scenario file in a mesh of its own; report, picture and answers go to ``<var_dir>/chaos/``.
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """The mesh of a scenario, running.
 
     Args:
-        path: The file.
-        seed: Of the schedule.
-        var_dir: Folder of run-time files.
-        tell: Told in a few words what is being done.
+        folder: Of the scenario; reports go beside it.
+        mesh: The mesh.
+        site: The same, for the oracle.
+        config: Its configuration, with the address of its store.
+        spaces: Namespaces of its nodes, where they have any.
+    """
+
+    folder: Path
+    mesh: Mesh
+    site: Site
+    config: MeshConfig
+    spaces: Spaces | None
+
+
+@contextmanager
+def hosted(scenario: Scenario, var_dir: Path, tell: Tell) -> Iterator[Hosted]:
+    """Run the mesh of a scenario, in a folder that is emptied first; end it afterwards.
 
     Raises:
-        ConfigError: the scenario or its deployment breaks a rule, or the same scenario runs now.
+        ConfigError: its deployment breaks a rule, the same scenario runs now, or this machine lacks what a fault needs.
         RankMeshError: the mesh does not start.
     """
-    scenario = load_scenario(path)
-    schedule = make_schedule(scenario, seed)
     folder = (var_dir / "chaos" / scenario.name).absolute()
     config = mesh_config(scenario)
     if Mesh.find(config.name, folder) is not None:
@@ -64,14 +85,81 @@ def run_file(path: Path, seed: int, var_dir: Path, tell: Tell) -> Report:
     Mesh.end(config.name, folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    if any(fault.kind == "clock" for fault in scenario.faults):
+        clock_folder(folder).mkdir()
+        export({"RANKMESH_CLOCK_SKEW_DIR": str(clock_folder(folder))})
+    if any(fault.kind == "memory" for fault in scenario.faults):
+        memory.check_allowed()
+    apart = scenario.network == "namespaces"
+    with (
+        networked(config) if apart else nullcontext((config, None)) as (config, spaces),
+        hosted_world(folder, with_world(folder, config), lambda doing: tell(f"mesh: {doing}")) as (mesh, site),
+    ):
+        yield Hosted(folder, mesh, site, with_store(config, mesh), spaces)
+
+
+def measure_rates(path: Path, rates: Sequence[float], seconds: float, var_dir: Path, tell: Tell) -> list[RateRow]:
+    """Find how many requests a second the mesh of a scenario bears while nothing is broken.
+
+    Args:
+        path: The file.
+        rates: Requests a second.
+        seconds: At each.
+        var_dir: Folder of run-time files.
+        tell: Told in a few words what is being done.
+
+    Raises:
+        RankMeshError: see ``hosted``.
+    """
+    scenario = load_scenario(path)
+
+    async def run(site: Site) -> list[RateRow]:
+        clock = SystemClock()
+        async with MeshClient(site.url, CLIENT_TIMEOUT_S, CONNECTIONS_MAX, clock) as client:
+            traffic = WarmTraffic(
+                site, client, clock, deadline_ms=scenario.load.deadline_ms, num_candidates=scenario.load.candidates
+            )
+            tell("warming the caches")
+            await traffic.warm()
+            with ahead_of_the_mesh():
+                return await measure(traffic, rates, seconds)
+
+    with hosted(scenario, var_dir, tell) as its:
+        return asyncio.run(run(its.site))
+
+
+def run_file(path: Path, seed: int, var_dir: Path, tell: Tell, duration_s: float | None = None) -> Report:
+    """Run a scenario file in a mesh of its own; report, picture and answers go to ``<var_dir>/chaos/``.
+
+    Args:
+        path: The file.
+        seed: Of the schedule.
+        var_dir: Folder of run-time files.
+        tell: Told in a few words what is being done.
+        duration_s: Length of the load, instead of what the file says.
+
+    Raises:
+        ConfigError: the scenario or its deployment breaks a rule, or the same scenario runs now.
+        RankMeshError: the mesh does not start.
+    """
+    scenario = load_scenario(path, {} if duration_s is None else {"duration_s": duration_s})
+    schedule = make_schedule(scenario, seed)
     command = f"rankmesh chaos run {shlex.quote(str(path))} --seed {seed}"
-    with hosted_world(folder, with_world(folder, config), lambda doing: tell(f"mesh: {doing}")) as (mesh, site):
-        runner = Runner(scenario, schedule, mesh, site, with_store(config, mesh), SystemClock(), tell)
+    command += "" if duration_s is None else f" --seconds {duration_s:g}"
+    figure = (var_dir / "chaos" / f"{scenario.name}-seed{seed}.svg").absolute()
+    with hosted(scenario, var_dir, tell) as its:
+        runner = Runner(scenario, schedule, its.mesh, its.site, its.config, SystemClock(), tell)
+        runner.spaces = its.spaces
+        runner.samples_file = figure.with_suffix(".resources.jsonl")
         observed, faults, after = asyncio.run(runner.run())
     report = make_report(scenario, seed, schedule, observed, faults, after, command)
-    figure = folder.parent / f"{scenario.name}-seed{seed}.svg"
     figure.write_text(timeline(report, observed), encoding="utf-8")
-    report.figure = str(figure)
+    report.figures.append(str(figure))
+    if runner.resources is not None:
+        report.slopes = slope_documents(runner.resources.slopes())
+        curves = figure.with_suffix(".resources.svg")
+        curves.write_text(resource_curves(runner.resources.series, report), encoding="utf-8")
+        report.figures.append(str(curves))
     figure.with_suffix(".json").write_bytes(orjson.dumps(report.document()) + b"\n")
     figure.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(asdict(each)) + b"\n" for each in observed))
     return report
@@ -93,6 +181,11 @@ class Runner:
         config: Its configuration, with the address of its store.
         clock: Time.
         tell: Told what is being done.
+
+    Attributes:
+        samples_file: Where samples of resources go; None: none are taken.
+        resources: What was sampled, where the scenario asks for it.
+        spaces: Namespaces of the mesh's nodes, where they have any.
     """
 
     def __init__(
@@ -112,36 +205,61 @@ class Runner:
         self._config = config
         self._clock = clock
         self._tell = tell
+        self.samples_file: Path | None = None
+        self.resources: Resources | None = None
+        self.spaces: Spaces | None = None
 
     async def run(self) -> tuple[list[Observed], list[Injected], After]:
         """Warm the mesh, run load and faults, wait until it is whole again, and judge the answers."""
         plan = self._scenario.load
         async with MeshClient(self._site.url, CLIENT_TIMEOUT_S, CONNECTIONS_MAX, self._clock) as client:
-            traffic = WarmTraffic(self._site, client, self._clock, deadline_ms=plan.deadline_ms)
+            traffic = WarmTraffic(
+                self._site, client, self._clock, deadline_ms=plan.deadline_ms, num_candidates=plan.candidates
+            )
             self._tell("warming the caches")
             await traffic.warm()
             await self._whole(client, traffic)
             before = len(self._mesh.processes())
-            with ahead_of_the_mesh():
-                load, faults = await asyncio.gather(
-                    traffic.load(plan.requests_per_s, self._schedule.duration_s), self._break(traffic)
-                )
+            store = connect(self._config.store.client)
+            try:
+                with ahead_of_the_mesh():
+                    began_s = self._clock.monotonic_s()
+                    async with self._sampled(store, began_s):
+                        load, faults = await asyncio.gather(
+                            traffic.watched_load(plan.requests_per_s, self._schedule.duration_s),
+                            self._break(traffic, store, began_s),
+                        )
+            finally:
+                await store.aclose()
             self._tell("waiting until every replica is back")
             whole = await self._whole(client, traffic)
             after = After(whole, before, len(self._mesh.processes()))
             self._tell("judging the answers")
-            return _judge(traffic, load, faults), faults, after
+            return _judge(traffic, load), faults, after
 
-    async def _break(self, traffic: WarmTraffic) -> list[Injected]:
+    @asynccontextmanager
+    async def _sampled(self, store: Any, began_s: float) -> AsyncIterator[None]:
+        """Sample the resources of the mesh meanwhile, where the scenario asks for it."""
+        if self._scenario.resources is None or self.samples_file is None:
+            yield
+            return
+        with self.samples_file.open("wb") as file:
+            self.resources = Resources(self._mesh, store, self._scenario.resources, self._clock, file)
+            watch = asyncio.create_task(self.resources.watch(began_s))
+            try:
+                yield
+            finally:
+                watch.cancel()
+                with suppress(asyncio.CancelledError):
+                    await watch
+
+    async def _break(self, traffic: WarmTraffic, store: Any, began_s: float) -> list[Injected]:
         """Put every fault in at its time, and take it back at its own; returns them by time."""
-        began_s = self._clock.monotonic_s()
-        store = connect(self._config.store.client)
         scene = Scene(self._mesh, store, WeightStore(str(self._site_weights())), self._refill(traffic), self._clock)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(scene, each, began_s)) for each in self._schedule.faults]
-        finally:
-            await store.aclose()
+        scene.spaces = self.spaces
+        scene.forget = lambda: setattr(traffic, "history_known", False)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(scene, each, began_s)) for each in self._schedule.faults]
         return sorted((task.result() for task in tasks), key=lambda each: each.at_s)
 
     def _site_weights(self) -> Path:
@@ -169,7 +287,7 @@ class Runner:
             error = problem.message
         finally:
             try:
-                await fault.heal()
+                what = ", ".join(filter(None, (what, await fault.heal())))
                 healed_s = None if planned.plan.kind == "kill" else self._clock.monotonic_s() - began_s
             except (RankMeshError, httpx.HTTPError) as problem:
                 error = f"{error} not healed: {problem}".strip()
@@ -201,29 +319,24 @@ def _one_request_s(scenario: Scenario) -> float:
     return 1.0 / scenario.load.requests_per_s + 1e-6
 
 
-def _judge(traffic: WarmTraffic, load: Load[Sent], faults: list[Injected]) -> list[Observed]:
-    # From the loss of data on, nobody outside knows the history behind an answer, nor behind an embedding of it.
-    lost_s = min((each.at_s for each in faults if each.planned.plan.kind == "lose_data"), default=float("inf"))
+def _judge(traffic: WarmTraffic, load: Load[Seen]) -> list[Observed]:
     observed = []
     for sample in sorted(load.samples, key=lambda each: each.due_s):
         if sample.answer is None:
             observed.append(Observed(sample.due_s, sample.latency_ms, "not_sent", detail="too many in flight"))
             continue
-        answer, body = sample.answer.answer, sample.answer.answer.body
-        by_form = sample.done_s >= lost_s
-        wrong = traffic.form_faults(sample.answer) if by_form else traffic.faults(sample.answer)
-        reasons = () if body is None else tuple(body.reasons.items())
+        seen = sample.answer
         observed.append(
             Observed(
                 sample.due_s,
                 sample.latency_ms,
-                answer.outcome,
-                reasons,
-                tuple(wrong),
-                by_form or dict(reasons).get("sequence") == STALE_HISTORY,
-                answer.detail,
+                seen.outcome,
+                seen.reasons,
+                traffic.verdict(seen),
+                seen.by_form or dict(seen.reasons).get("sequence") == STALE_HISTORY,
+                seen.detail,
                 sample.late_ms,
-                None if body is None else body.total_ms,
+                seen.total_ms,
             )
         )
     return observed

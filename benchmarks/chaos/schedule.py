@@ -53,8 +53,16 @@ def make_schedule(scenario: Scenario, seed: int) -> Schedule:
         positions = [int(number) for number in order if number in positions]
     kept = [pool[number] for number in positions]
     groups = [[plan] for plan in kept]
+    num_groups = len(kept)
+    if scenario.duration_s is not None:
+        num_groups = int((scenario.duration_s - scenario.calm_s) / scenario.spacing_s)
+        while len(groups) < num_groups:
+            again = rng.permutation(len(kept)) if scenario.shuffle else range(len(kept))
+            groups += [[kept[int(number)]] for number in again]
+        groups = groups[:num_groups]
     if scenario.num_pairs and len(kept) > 1:
-        draws = [rng.choice(len(kept), 2, replace=False) for _ in range(scenario.num_pairs)]
+        num_groups = scenario.num_pairs if scenario.duration_s is None else num_groups
+        draws = [rng.choice(len(kept), 2, replace=False) for _ in range(num_groups)]
         groups = [[kept[int(first)], kept[int(second)]] for first, second in draws]
     planned: list[Planned] = []
     seen: dict[str, int] = {}
@@ -66,5 +74,5 @@ def make_schedule(scenario: Scenario, seed: int) -> Schedule:
             planned.append(Planned(label, round(at_s, 3), plan, float(rng.random())))
             at_s += float(rng.uniform(0, scenario.pair_gap_s))
     left_out = tuple(plan.label for number, plan in enumerate(pool) if number not in positions)
-    duration_s = scenario.calm_s + len(groups) * scenario.spacing_s
+    duration_s = scenario.duration_s or scenario.calm_s + len(groups) * scenario.spacing_s
     return Schedule(tuple(sorted(planned, key=lambda each: each.at_s)), duration_s, left_out)

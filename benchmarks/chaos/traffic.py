@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -28,8 +29,13 @@ NUM_DRAWN = 4 * NUM_CASES
 NUM_CANDIDATES = 60
 DEADLINE_MS = 1_000
 IN_FLIGHT_MAX = 200
+PENDING_MAX = 500
+"""Distinct answers that wait for their judgement until the load is over; what comes beyond is judged at once."""
+
 WARM_TRIES = 100
 WARM_DEADLINE_MS = 10_000
+
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,29 @@ class Sent:
     case: Case
     request: RankRequest
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is kept of a request of a long load: its answer's body is judged once for all equal ones, and dropped.
+
+    Args:
+        outcome: See ``benchmarks.client.Answer``.
+        reasons: Part -> why it was replaced, of a marked answer.
+        key: Of ``WarmTraffic.verdict``; None when there is no body, or only its form could be judged.
+        wrong: What is wrong with its form, where only that could be judged.
+        by_form: Whether only its form could be judged.
+        detail: What went wrong in words.
+        total_ms: Time that the mesh says it took.
+    """
+
+    outcome: str
+    reasons: tuple[tuple[str, str], ...] = ()
+    key: bytes | None = None
+    wrong: tuple[str, ...] = ()
+    by_form: bool = False
+    detail: str = ""
+    total_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +80,8 @@ class WarmTraffic:
         clock: Time.
         seed: Which cases.
         deadline_ms: Budget of each request of the load.
+        num_candidates: Of each request.
+        history_known: Cleared once the user log has lost data: from then on only the form of answers can be judged.
     """
 
     site: Site
@@ -58,10 +89,13 @@ class WarmTraffic:
     clock: Clock
     seed: int = 0
     deadline_ms: int = DEADLINE_MS
+    num_candidates: int = NUM_CANDIDATES
+    history_known: bool = True
     cases: list[Case] = field(default_factory=list)
     _judge: Judge = field(init=False)
     _embeddings: dict[str, SpeculativeInputs] = field(default_factory=dict)
-    _right: set[str] = field(default_factory=set)
+    _verdicts: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
+    _pending: dict[bytes, Sent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._judge = Judge(self.site.source, self.site.default_limit, self.site.num_shards, self.site.precision)
@@ -75,7 +109,7 @@ class WarmTraffic:
         source = CaseSource(self.site.dataset, self.site.history_length, self.seed)
         # One case a user: an embedding made for a later time would replace, and hide, that of an earlier request.
         drawn = (
-            source.case(number, HISTORY_KINDS[number % len(HISTORY_KINDS)], NUM_CANDIDATES)
+            source.case(number, HISTORY_KINDS[number % len(HISTORY_KINDS)], self.num_candidates)
             for number in range(NUM_DRAWN)
         )
         self.cases = list({case.user: case for case in drawn}.values())[:NUM_CASES]
@@ -86,7 +120,7 @@ class WarmTraffic:
             levels = np.full(len(case.candidates), HitLevel.EXACT, np.int8)
             self._embeddings[case.name] = SpeculativeInputs(stored, levels)
             for _ in range(WARM_TRIES):
-                body = (await self.client.rank(_request(case, WARM_DEADLINE_MS))).body
+                body = (await self.client.rank(self._request(case, WARM_DEADLINE_MS))).body
                 if body is not None and all(row.speculative == "exact" for row in body.candidates):
                     break
                 await self.clock.sleep_s(0.05)
@@ -101,11 +135,50 @@ class WarmTraffic:
         """Send the cases one after the other at a steady rate."""
 
         async def send(index: int) -> Sent:
-            case = self.cases[index % len(self.cases)]
-            request = _request(case, self.deadline_ms)
-            return Sent(case, request, await self.client.rank(request))
+            return await self._send(index)
 
         return await open_loop(send, rate_per_s, duration_s, IN_FLIGHT_MAX, self.clock)
+
+    async def watched_load(self, rate_per_s: float, duration_s: float) -> Load[Seen]:
+        """Do as ``load``, however long: of a request some 400 bytes are kept, and of equal answers one to judge."""
+
+        async def send(index: int) -> Seen:
+            return self._note(await self._send(index))
+
+        return await open_loop(send, rate_per_s, duration_s, IN_FLIGHT_MAX, self.clock)
+
+    def verdict(self, seen: Seen) -> tuple[str, ...]:
+        """Return what is wrong with an answer of a watched load; nothing when there is none."""
+        if seen.key is None:
+            return seen.wrong
+        if (sent := self._pending.pop(seen.key, None)) is not None:
+            self._verdicts[seen.key] = tuple(self._faults(sent))
+        return self._verdicts[seen.key]
+
+    def _note(self, sent: Sent) -> Seen:
+        answer, body = sent.answer, sent.answer.body
+        if body is None:
+            return Seen(answer.outcome, detail=answer.detail)
+        reasons = tuple(body.reasons.items())
+        if not self.history_known:
+            wrong = tuple(self.form_faults(sent))
+            return Seen(answer.outcome, reasons, None, wrong, by_form=True, total_ms=body.total_ms)
+        key = _digest(sent)
+        seen = Seen(answer.outcome, reasons, key, total_ms=body.total_ms)
+        if key not in self._verdicts:
+            self._pending.setdefault(key, sent)
+            if len(self._pending) > PENDING_MAX:
+                self.verdict(seen)
+        return seen
+
+    async def _send(self, index: int) -> Sent:
+        case = self.cases[index % len(self.cases)]
+        request = self._request(case, self.deadline_ms)
+        return Sent(case, request, await self.client.rank(request))
+
+    def _request(self, case: Case, deadline_ms: int) -> RankRequest:
+        limit = self.num_candidates
+        return case.request(None, speculative=True, tier="auto", deadline_ms=deadline_ms, limit=limit)
 
     def wrong(self, sent: Sequence[Sent]) -> list[str]:
         """Return the faults of all answers that are answers, marked ones included; each distinct answer judged once."""
@@ -115,12 +188,10 @@ class WarmTraffic:
         """Return what is wrong with one answer; nothing when there is none."""
         if sent.answer.body is None:
             return []
-        body = sent.answer.body.model_dump_json(exclude={"request_id", "stages", "total_ms", "tier_reason", "reasons"})
-        if body in self._right:
-            return []
-        if not (faults := self._faults(sent)):
-            self._right.add(body)
-        return faults
+        key = _digest(sent)
+        if key not in self._verdicts:
+            self._verdicts[key] = tuple(self._faults(sent))
+        return list(self._verdicts[key])
 
     def form_faults(self, sent: Sent) -> list[str]:
         """Return what is wrong with one answer whatever the user's history was: echoes, version, numbers.
@@ -146,5 +217,8 @@ class WarmTraffic:
         return [f"{judgement.name} {body.degraded}: {fault}" for fault in judgement.faults]
 
 
-def _request(case: Case, deadline_ms: int) -> RankRequest:
-    return case.request(None, speculative=True, tier="auto", deadline_ms=deadline_ms, limit=NUM_CANDIDATES)
+def _digest(sent: Sent) -> bytes:
+    """Return the same for two answers to one case that say the same, whenever and however they were made."""
+    assert sent.answer.body is not None
+    body = sent.answer.body.model_dump_json(exclude={"request_id", "stages", "total_ms", "tier_reason", "reasons"})
+    return blake2b(f"{sent.case.name}\0{body}".encode(), digest_size=_DIGEST_BYTES).digest()

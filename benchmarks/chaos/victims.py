@@ -45,8 +45,8 @@ def matching(target: str, found: Iterable[Title]) -> list[Process]:
     """Return the processes that a target stands for, oldest first.
 
     Args:
-        target: A station; ``controller``, Serve's; ``door``, what listens on the mesh's port; ``node``, a
-            raylet that is not the first one's.
+        target: A station; ``controller``, Serve's; ``gcs``, Ray's control store; ``door``, what listens on the mesh's
+            port; ``node``, a raylet that is not the first one's.
         found: All processes of the mesh, oldest first.
     """
     return [title.process for title in found if _is(target, title.words)]
@@ -83,6 +83,8 @@ def _is(target: str, words: tuple[str, ...]) -> bool:
         return words[0].startswith("ray::ServeController")
     if target == "door":  # HAProxy, or Serve's own proxy where that listens
         return program == "haproxy" or words[0].startswith("ray::ProxyActor")
+    if target == "gcs":
+        return program == "gcs_server"
     if target == "node":
         return program == "raylet" and "--head" not in words
     title, _, rest = words[0].partition(f"{APP}:{deployment_name(target)}")

@@ -23,6 +23,9 @@ def chaos() -> None:
 def run(
     scenario: Annotated[Path, typer.Argument(help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the schedule: the same seed, the same faults.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Length of the load; faults come again and again.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a mesh, send requests at a steady rate, break parts of it, compare every answer with the oracle.
@@ -31,4 +34,18 @@ def run(
     become whole again. The report goes to var/chaos/ too, with a picture of every answer over time.
     """
     # By name: the lab sits above this package in the import order.
-    sys.exit(import_module("benchmarks.chaos.cli").run(scenario, seed, json_lines=as_json))
+    sys.exit(import_module("benchmarks.chaos.cli").run(scenario, seed, duration_s=seconds, json_lines=as_json))
+
+
+@app.command()
+def rate(
+    scenario: Annotated[Path, typer.Argument(help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)],
+    per_s: Annotated[
+        list[float] | None, typer.Option("--per-s", min=0.1, help="Requests a second; may be given again.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="At each rate.")] = 10.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many requests a second the mesh of a scenario bears on this machine while nothing is broken."""
+    lab = import_module("benchmarks.chaos.cli")
+    lab.rates(scenario, per_s or [5.0, 10.0, 20.0, 30.0], seconds, json_lines=as_json)

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.chaos.outcome import Injected, Observed
-from benchmarks.chaos.report import After, Report, make_report, report_view, timeline
+from benchmarks.chaos.picture import resource_curves, thinned_answers, timeline
+from benchmarks.chaos.report import After, Report, make_report, report_view
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.schedule import make_schedule
 
@@ -92,3 +93,34 @@ def test_the_picture_has_every_answer_and_every_fault() -> None:
     assert len(circles) == 60
     assert len({circle.get("fill") for circle in circles}) == 2
     assert [text.text for text in root.findall(f"{space}text") if text.get("transform")] == ["kill store"]
+
+
+def test_what_grows_too_fast_fails_the_run_and_is_named() -> None:
+    report, _ = trial()
+    slope = {"unit": "bytes", "level": 1e8, "per_hour": 3e7, "share_per_h": 0.3, "series": 2, "span_s": 900.0}
+    report.slopes = {"rss sequence": {**slope, "limit": 1e7, "exceeds": True}}
+    assert report.exit_code == 1
+    assert report.growing == ["rss sequence grows by 30,000,000 bytes an hour, allowed are 10,000,000"]
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(report_view(report))
+    assert "28.6 MiB" in stream.getvalue()
+    report.slopes = {"rss sequence": {**slope, "limit": None, "exceeds": False}}
+    assert report.exit_code == 0
+
+
+def test_a_picture_of_many_answers_keeps_all_that_are_unusual() -> None:
+    observed = [Observed(n / 4, 50.0 if n % 50 else 900.0, "ok" if n % 70 else "degraded") for n in range(2_000)]
+    shown = thinned_answers(observed, 100.0, dots_max=300)
+    assert len(shown) <= 301
+    unusual = [each for each in observed if each.outcome != "ok" or each.latency_ms > 100.0]
+    assert [each for each in shown if each.outcome != "ok" or each.latency_ms > 100.0] == unusual
+    assert thinned_answers(observed, 100.0, dots_max=2_000) == observed
+
+
+def test_the_curves_are_one_chart_a_resource() -> None:
+    report, _ = trial()
+    samples = [(10.0 * number, 1e8 + number) for number in range(5)]
+    root = ElementTree.fromstring(
+        resource_curves({("rss", "store", 1): samples, ("threads", "store", 1): samples}, report)
+    )
+    assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 2

@@ -39,7 +39,7 @@ def test_every_shipped_scenario_is_valid_and_its_deployment_has_every_victim() -
         ("name: a\nfaults: [{kind: melt, target: store}]\n", "faults.0.kind", "melt"),
         ("name: a\nfaults: [{kind: full, target: sequence}]\n", "faults.0", "must be store, is sequence"),
         ("name: a\nfaults: [{kind: kill, target: weights}]\n", "faults.0", "must be a process, is weights"),
-        ("name: a\nfaults: [{kind: stop, target: node}]\n", "faults.0", "can be killed, not: stop"),
+        ("name: a\nfaults: [{kind: stop, target: node}]\n", "faults.0", "cut off or made lossy, not: stop"),
         ("name: a\nspeed: 3\nfaults: [{kind: kill, target: store}]\n", "speed", "is not a field"),
         ("name: a\njitter_s: 15.0\nfaults: [{kind: kill, target: store}]\n", "", "jitter_s must be under spacing_s 15"),
         ("name: a\nnum_pairs: 2\nfaults: [{kind: kill, target: store}]\n", "", "num_pairs needs two faults"),
@@ -109,3 +109,27 @@ def test_pairs_are_two_different_faults_close_together() -> None:
 
 def test_a_fault_is_named_by_kind_and_target() -> None:
     assert FaultPlan(kind="kill", target="embedding:0").label == "kill embedding:0"
+
+
+def test_for_a_given_time_every_fault_comes_once_a_round_in_an_order_of_its_own() -> None:
+    rounds = make_schedule(scenario(calm_s=10, spacing_s=20, duration_s=200), 3)
+    plain = [each.label.partition(" #")[0] for each in rounds.faults]
+    assert len(plain) == 9
+    for number in range(0, 9, 3):
+        assert sorted(plain[number : number + 3]) == ["kill controller", "kill embedding:0", "stop store"]
+    assert len({tuple(plain[number : number + 3]) for number in range(0, 9, 3)}) > 1
+    assert len({each.label for each in rounds.faults}) == 9
+    assert rounds.duration_s == 200
+    assert max(each.at_s for each in rounds.faults) <= 10 + 8 * 20 + 1
+
+
+def test_a_shorter_time_begins_with_the_same_faults() -> None:
+    long, short = (make_schedule(scenario(calm_s=10, spacing_s=20, duration_s=time_s), 3) for time_s in (200, 60))
+    assert [each.plan for each in short.faults] == [each.plan for each in long.faults][:2]
+
+
+def test_a_time_without_room_for_a_fault_is_refused(tmp_path: Path) -> None:
+    text = "name: a\nfaults: [{kind: kill, target: store}]\n"
+    with pytest.raises(ConfigError, match="calm_s and spacing_s at least, 25, is 20"):
+        load_scenario(written(tmp_path, text), {"duration_s": 20.0})
+    assert load_scenario(written(tmp_path, text), {"duration_s": 25.0}).duration_s == 25
