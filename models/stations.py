@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -204,6 +204,7 @@ class Ranking:
     cold_start: bool
     first_pass_ms: float
     full_pass_ms: float
+    exits: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class RankAsk:
         rows: Rows of each shard, None where a shard gave none.
         speculative: Embeddings of the candidates; None: none.
         limit: K, how many candidates the answer holds at most.
+        exits: Whether the answer says what every exit said of the head; a pass more for each inner one.
     """
 
     features: FeatureBatch
@@ -223,6 +225,7 @@ class RankAsk:
     rows: Sequence[EmbeddingRows | None]
     speculative: SpeculativeEmbeddings | None
     limit: int
+    exits: bool = False
 
 
 class CandidateRanker:
@@ -291,6 +294,8 @@ class CandidateRanker:
         tier: str,
         limit: int,
         steps: Steps | None = None,
+        *,
+        exits: bool = False,
     ) -> Ranking:
         """Rank the candidates of one request.
 
@@ -302,12 +307,13 @@ class CandidateRanker:
             tier: Name of a tier of the model.
             limit: K, how many candidates the answer holds at most.
             steps: Where the work may be ended; None: nowhere.
+            exits: See ``RankAsk``.
 
         Raises:
             InvalidRequestError: the model has no such tier, or rows do not fit the features.
             StageUnavailableError: a score is not finite.
         """
-        ask = RankAsk(features, state, rows, speculative, limit)
+        ask = RankAsk(features, state, rows, speculative, limit, exits)
         with torch.inference_mode():
             return alone(self._network, self._course(ask, tier), steps or WHOLE)
 
@@ -344,12 +350,20 @@ class CandidateRanker:
         head = order[:head_max]
         full = np.zeros(features.num_candidates, np.bool_)
         levels = np.zeros(features.num_candidates, np.int8)
+        said = None
+        if ask.exits:
+            said = np.full((features.num_candidates, len(self._config.depths), len(OBJECTIVES)), np.nan, np.float32)
+            said[:, 0] = first[: features.num_candidates].numpy()
         if len(head):
             depth = self._config.depth(tier)
             wanted, levels[head] = _head_pass(depth, tensors, (*candidates, first), head, ask.speculative)
             logits = yield wanted
             scores[head], values[head] = self._score(logits[: len(head)], depth)
             full[head] = True
+            for column, inner in enumerate(self._config.depths[: self._config.depths.index(depth) + 1]):
+                if said is not None and inner > 0:
+                    other = logits if inner == depth else (yield replace(wanted, depth=inner))
+                    said[head, column] = other[: len(head)].numpy()
             ranked = head[_best(values[head], keys[head], len(head))]
             order = np.concatenate([ranked, order[head_max:]])
         order = order[: ask.limit]
@@ -363,6 +377,7 @@ class CandidateRanker:
             cold_start=ask.state is None,
             first_pass_ms=(first_s - begin_s) * 1e3,
             full_pass_ms=(self._clock.monotonic_s() - first_s) * 1e3 if len(head) else 0.0,
+            exits=None if said is None else said[order],
         )
 
     def embed(

@@ -120,7 +120,9 @@ class Flow:
 
     def _start(self, tier: str) -> Leg:
         job = self.job
-        task = RankTask(job.request_id, job.version, job.limit, job.deadline.to_wire_ms(), self.marks.missing())
+        explores = job.choice.explores and tier == job.choice.tier
+        remaining_ms, missing = job.deadline.to_wire_ms(), self.marks.missing()
+        task = RankTask(job.request_id, job.version, job.limit, remaining_ms, missing, explores)
         call = self._stations.ranking[tier].call("rank", task, *self.inputs.calls(), payload_bytes=job.whole_bytes)
         self._asked[tier] = leg = Leg(f"ranking:{tier}", call, self._clock, fetch=True)
         return leg

@@ -128,7 +128,8 @@ class RankingService:
             ranker = await self._versions.get(task.version, self.station)
             upstream = tuple(part.stamp for part in (features, state, spec, *rows) if part is not None)
             check_stamps(upstream, task.request_id, task.version, self.station)
-            asked = _Asked(ranker, task, RankAsk(features, _tensors(state), rows, spec, task.limit), state, upstream)
+            ask = RankAsk(features, _tensors(state), rows, spec, task.limit, task.explores)
+            asked = _Asked(ranker, task, ask, state, upstream)
             if self._batcher is None:
                 ranked = await self._worker.run_in_steps(deadline, self._rank, asked)
             else:
@@ -140,8 +141,8 @@ class RankingService:
         start_s, ask = self._clock.monotonic_s(), asked.ask
         steps = Steps(self._micro_batch, checkpoint)
         ranking = asked.ranker.rank(
-            ask.features, ask.state, ask.rows, ask.speculative, self._tier, ask.limit, steps
-        )  # fmt: skip
+            ask.features, ask.state, ask.rows, ask.speculative, self._tier, ask.limit, steps, exits=ask.exits
+        )
         return self._ranked(asked, ranking, (self._clock.monotonic_s() - start_s) * 1e3)
 
     def _rank_together(
@@ -185,6 +186,7 @@ class RankingService:
             full_pass_ms=ranking.full_pass_ms,
             num_oov=asked.ask.features.num_oov,
             signals=None if tensors is None else tensors.get(SIGNALS_NAME),
+            exits=ranking.exits,
         )
 
     def _count(self, ranked: RankedList, num_candidates: int) -> None:

@@ -20,6 +20,7 @@ class RankTask:
         limit: K, how many candidates the answer may hold.
         remaining_ms: Budget left when the call was made.
         missing: Stations whose result the ingress gave up on, e.g. ``("embedding:1", "sequence")``.
+        explores: Whether the answer is to say what every exit said of the head.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class RankTask:
     limit: int
     remaining_ms: float
     missing: tuple[str, ...] = ()
+    explores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class RankedList:
         full_pass_ms: Milliseconds of the full pass over the head, 0 without one.
         num_oov: feature -> ids served by the out-of-vocabulary row.
         signals: float32 [K], request-only signals of the user state (``models.routing``); None without a state.
+        exits: float32 [K, D, O], logits of every depth before calibration, NaN where the full pass did not come; None:
+            not asked for.
     """
 
     stamp: Stamp
@@ -68,3 +72,4 @@ class RankedList:
     full_pass_ms: float
     num_oov: dict[str, int]
     signals: npt.NDArray[np.float32] | None = None
+    exits: npt.NDArray[np.float32] | None = None

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.native import status
+from models.calibration import Calibration
 from models.config import RankerConfig, TierConfig
 from models.execution import choose_execution
 from models.features import FeatureExtractor
 from models.golden import Golden
+from models.heads import probabilities
 from models.oracle import Oracle, compare, tolerance
 from models.passes import Steps
 from models.random_weights import TINY
@@ -115,6 +117,34 @@ def test_stations_equal_the_oracle(world: _World, candidates: list[Any], length:
     ranking = world.rank(candidates, history, speculative, tier, limit=10)
     assert compare(answer, ranking, world.tolerance) == []
     assert not ranking.cold_start
+
+
+def test_an_explored_answer_says_what_every_tier_would_have_said(world: _World) -> None:
+    features = world.features(list(range(1, 31)))
+    state, rows = world.encoder.encode(_history(6), 3, "web", _NOW_S), world.rows(features)
+    speculative = _speculative(30, world.config.speculative_width, 3)
+    asked = (features, state, rows, speculative)
+    plain = world.ranker.rank(*asked, "full", 30)
+    found = world.ranker.rank(*asked, "full", 30, Steps(4), exits=True)
+    assert plain.exits is None
+    np.testing.assert_array_equal(found.order, plain.order)
+    np.testing.assert_allclose(found.scores, plain.scores, atol=1e-6)
+    assert found.exits is not None
+    assert found.exits.shape == (30, 3, 2)
+    assert np.isnan(found.exits[~found.full_pass, 1:]).all()
+    calibration = Calibration.from_weights(world.source, world.config.depths)
+    for tier, depth in (("light", 0), ("standard", 1), ("full", 2)):
+        other = world.ranker.rank(*asked, tier, 30)
+        scores = dict(zip(other.order.tolist(), other.scores, strict=True))
+        judged = found.full_pass if depth else np.ones(30, np.bool_)
+        own = dict(zip(other.order.tolist(), other.full_pass.tolist(), strict=True))
+        compared = [row for row in np.flatnonzero(judged) if depth == 0 or own[int(found.order[row])]]
+        assert len(compared) >= 5
+        said = probabilities(calibration.apply(found.exits[compared, depth], depth))
+        np.testing.assert_allclose(said, [scores[int(found.order[row])] for row in compared], atol=1e-5)
+    (batched,) = world.ranker.rank_together([RankAsk(*asked, 30, exits=True)], "full")
+    assert isinstance(batched, Ranking)
+    np.testing.assert_allclose(batched.exits, found.exits, atol=1e-5)
 
 
 @pytest.mark.parametrize(
