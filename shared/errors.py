@@ -16,6 +16,7 @@ The tree (HTTP status in brackets, ``*`` = a retry on another replica may help):
     ├── StageUnavailableError [503] *     a station has no live replica, or one died under the call
     ├── VersionMismatchError [503] *      a station does not hold the asked weights version
     ├── StoreUnavailableError [503] *     user log or speculative store out of reach
+    │   └── DamagedLogError [500]         what the store holds of a user is no log; waiting does not help
     ├── WeightsError [500]                weights are missing, corrupt, or half-written
     ├── DataUnavailableError [500]        training data cannot be had
     └── ConfigError [500]                 configuration cannot be used
@@ -153,6 +154,18 @@ class StoreUnavailableError(RankMeshError):
     code = "store_unavailable"
     http_status = 503
     retryable = True
+
+
+class DamagedLogError(StoreUnavailableError):
+    """The store answers, and what it holds of some users is no user log of this release.
+
+    Context has, where they are known, ``users``, how many they are (``value``), and of an append the events that were
+    not written (``num_events``).
+    """
+
+    code = "damaged_log"
+    http_status = 500
+    retryable = False
 
 
 class WeightsError(RankMeshError):

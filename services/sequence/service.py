@@ -13,10 +13,11 @@ from services.meter import Meter, Timer
 from services.sequence.config import SequenceConfig
 from services.sequence.histories import HistoryCache
 from services.sequence.states import StateCache
+from services.sequence.visits import Visit, Visits
 from services.worker import Worker, WorkerLoad
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import DeadlineExceededError, StoreUnavailableError
+from shared.errors import DamagedLogError, DeadlineExceededError, StoreUnavailableError
 from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.api import Event
@@ -63,12 +64,13 @@ class SequenceService:
         self.meter = Meter(STATION, replica, clock, logger)
         self._config = config
         self._versions = versions
-        self._log = BufferedUserLog(log, config.buffer, clock)
+        self._log = BufferedUserLog(log, config.buffer, clock, self._lost)
         self._clock = clock
         self._replica = replica
         self._worker = Worker(STATION, config.queue_max, executor=executor, clock=clock)
         self._histories = HistoryCache(config.cached_users_max)
         self._states = StateCache(config.cached_state_bytes)
+        self._visits = Visits()
 
     @classmethod
     def from_weights(
@@ -103,9 +105,10 @@ class SequenceService:
             deadline = Deadline.after_ms(task.remaining_ms, self._clock)
             deadline.check(STATION)
             encoder = await self._versions.get(task.version, STATION)
-            history, degraded = await self._read(task, encoder.history_length, deadline)
-            self.meter.metrics.observe("store_read_ms", timer.elapsed_ms())
-            made, compute_ms = await self._worker.run(deadline, self._encode, encoder, history, task)
+            with self._visits.of(task.user) as visit:
+                history, degraded = await self._read(task, encoder.history_length, deadline, visit)
+                self.meter.metrics.observe("store_read_ms", timer.elapsed_ms())
+                made, compute_ms = await self._worker.run(deadline, self._encode, encoder, history, task, visit)
             self.meter.computed("encode", compute_ms)
             self.meter.add("history_events_total", made.num_encoded, origin="encoded")
             self.meter.add("history_events_total", made.num_reused, origin="reused")
@@ -126,6 +129,7 @@ class SequenceService:
             The fields of ``EventsResponse``.
 
         Raises:
+            DamagedLogError: some users' logs are damaged; the events of all others are written.
             StoreUnavailableError: neither store nor buffer took them; none is kept.
         """
         with self.meter.call("append"):
@@ -145,6 +149,7 @@ class SequenceService:
         """
         with self.meter.call("forget"):
             found = await self._log.delete(user)
+            self._visits.forget(user)
             self._histories.forget(user)
             # On the worker's thread, which owns the states, and behind what it encodes for this user now.
             await self._worker.run(Deadline.after_ms(FORGET_MS_MAX, self._clock), self._states.forget, user)
@@ -188,15 +193,23 @@ class SequenceService:
             self.meter.add("events_total", self._log.num_buffered, fate="lost")
             self.meter.logger.error("events_lost", error=error, num_lost=self._log.num_buffered)
 
-    def _encode(self, encoder: RequestEncoder, history: UserHistory, task: EncodeTask) -> tuple[EncodedRequest, float]:
+    def _lost(self, error: DamagedLogError) -> None:
+        num_lost = int(error.context["num_events"] or 0)
+        self.meter.add("events_total", num_lost, fate="lost")
+        self.meter.logger.error("events_lost", error=error, num_lost=num_lost)
+
+    def _encode(
+        self, encoder: RequestEncoder, history: UserHistory, task: EncodeTask, visit: Visit
+    ) -> tuple[EncodedRequest, float]:
         """Encode on the worker's thread, one request at a time: the second of two for one user finds the first's."""
         timer = Timer(self._clock)
         key = task.version, task.user, task.surface
         made = encoder.encode_from(self._states.find(*key), history, task.user, task.surface, task.as_of_s)
-        self._states.keep(*key, made.history)
+        if not visit.is_forgotten:  # one that is forgotten from here on is dropped behind this work
+            self._states.keep(*key, made.history)
         return made, timer.elapsed_ms()
 
-    async def _read(self, task: EncodeTask, length: int, deadline: Deadline) -> tuple[UserHistory, str]:
+    async def _read(self, task: EncodeTask, length: int, deadline: Deadline, visit: Visit) -> tuple[UserHistory, str]:
         """Return the history to encode, and why it is not the full one."""
         limit_ms = min(self._config.store_timeout_ms, deadline.to_wire_ms())
         try:
@@ -207,5 +220,6 @@ class SequenceService:
             reason = STORE_UNAVAILABLE if known is None else STALE_HISTORY
             self.meter.add("degraded_total", reason=reason)
             return known or UserHistory.empty(), reason
-        self._histories.keep(task.user, history)
+        if not visit.is_forgotten:
+            self._histories.keep(task.user, history)
         return history, ""

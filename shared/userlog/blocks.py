@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import StoreUnavailableError
+from shared.errors import DamagedLogError
 
 FORMAT_VERSION: Final = 2
 """Version 1 was one string of fixed records; see ``scripts``."""
@@ -66,7 +66,7 @@ def decode_blocks(strings: Sequence[bytes]) -> EventColumns:
     """Decode B strings, each of any number of blocks, oldest first.
 
     Raises:
-        StoreUnavailableError: what the store holds is no block of this format.
+        DamagedLogError: what the store holds is no block of this format.
     """
     counts: list[int] = []
     firsts: list[int] = []
@@ -164,7 +164,7 @@ def _parse_header(string: bytes, at: int) -> tuple[int, int, int, tuple[int, int
         raise _damaged(f"a block of {len(string) - at} bytes")
     version, _, count, first_s, last_s, *sizes = _HEADER.unpack_from(string, at)
     if version != FORMAT_VERSION:
-        raise StoreUnavailableError(
+        raise DamagedLogError(
             f"user log has format {version}, this release reads {FORMAT_VERSION}", limit=FORMAT_VERSION, value=version
         )
     ids = at + HEADER_BYTES + ID_BYTES * count
@@ -228,5 +228,5 @@ def _times(
     return times
 
 
-def _damaged(what: str) -> StoreUnavailableError:
-    return StoreUnavailableError(f"user log is damaged: {what}")
+def _damaged(what: str) -> DamagedLogError:
+    return DamagedLogError(f"user log is damaged: {what}")

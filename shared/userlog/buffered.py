@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pydantic import Field
 
 from shared.clock import Clock
 from shared.config import Config
-from shared.errors import StoreUnavailableError
+from shared.errors import DamagedLogError, StoreUnavailableError
 from shared.hashing import EntityId, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
@@ -42,9 +42,17 @@ class BufferedUserLog:
         log: The log behind it.
         config: Limits.
         clock: Clock of the retries.
+        on_lost: Told of events that waited and cannot be written, because their users' logs are damaged.
     """
 
-    def __init__(self, log: UserLog, config: BufferConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        log: UserLog,
+        config: BufferConfig,
+        clock: Clock,
+        on_lost: Callable[[DamagedLogError], None] | None = None,
+    ) -> None:
+        self._on_lost = on_lost
         self._log = log
         self._config = config
         self._clock = clock
@@ -68,6 +76,7 @@ class BufferedUserLog:
 
         Raises:
             InvalidRequestError: an event names a source that the log does not have; none is kept.
+            DamagedLogError: some users' logs are damaged; the events of all others are written, none is kept.
             StoreUnavailableError: the store is down and the buffer has no room for all of them; none is kept then.
         """
         for event in events:  # now: what the log refuses later would hold up everything behind it for ever
@@ -75,6 +84,8 @@ class BufferedUserLog:
         if not self._waiting:
             try:
                 return await self._log.append(events)
+            except DamagedLogError:  # waiting helps nobody, and would hold up everybody
+                raise
             except StoreUnavailableError as error:
                 self._keep(events, error)
         else:
@@ -108,7 +119,7 @@ class BufferedUserLog:
         await self._log.check()
 
     async def flush(self) -> AppendResult:
-        """Write what waits, in order of arrival.
+        """Write what waits, in order of arrival; events whose users' logs are damaged are given up.
 
         Raises:
             StoreUnavailableError: the store is down; what could not be written waits on.
@@ -117,7 +128,11 @@ class BufferedUserLog:
         async with self._flushing:
             while self._waiting:
                 chunk = self._waiting[: self._config.flush_events_max]
-                result += await self._log.append(chunk)
+                try:
+                    result += await self._log.append(chunk)
+                except DamagedLogError as error:
+                    if self._on_lost is not None:
+                        self._on_lost(error)
                 # Only now: a cancelled or failed write leaves them, and writing them twice changes nothing.
                 del self._waiting[: len(chunk)]
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -12,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from shared.config import Config
 from shared.errors import ConfigError, StoreUnavailableError
@@ -105,6 +106,16 @@ class _SentinelRedis(Redis):
         await super().aclose(close_connection_pool)
         for one in self.connection_pool.sentinel_manager.sentinels:  # type: ignore[attr-defined]
             await one.aclose()
+
+
+_OWN_ERROR = re.compile(r"WRONGTYPE |(?<!@)user_script:\d+: (?!Script killed)")
+"""How a server begins what a script of ours says itself, or what it says of a key that is no list: not what it refuses
+everybody (no memory, read only, loading), which names the line of the script at its end, or after an ``@``."""
+
+
+def is_about_the_log(error: RedisError) -> bool:
+    """Return whether a refusal is about what lies in one user's log, and so would come again, for nobody else."""
+    return type(error) is ResponseError and _OWN_ERROR.search(str(error)) is not None
 
 
 async def guard(work: Awaitable[ResultT], timeout_ms: float, action: str) -> ResultT:

@@ -12,12 +12,14 @@ from pydantic import Field
 from redis.exceptions import NoScriptError, RedisError
 
 from shared.config import Config
+from shared.errors import DamagedLogError
 from shared.hashing import EntityId, store_token
+from shared.log import redact_text
 from shared.schema.api import Event, Name
 from shared.schema.user import UserHistory
 from shared.userlog.api import SOURCES, AppendResult, HistoryQuery, UserLoad
 from shared.userlog.blocks import decode_blocks, encode_blocks
-from shared.userlog.client import StoreClient, guard
+from shared.userlog.client import StoreClient, guard, is_about_the_log
 from shared.userlog.reads import HistoryRead
 from shared.userlog.records import RECORD, RECORD_BYTES, numbered, pack_events, pack_load, source_number
 from shared.userlog.scripts import APPEND, LOAD, READ, Script
@@ -27,6 +29,8 @@ _LAYOUT: Final = "log2"
 
 _OLD_LAYOUT: Final = "log1"
 """Of the release before; taken over when its user is first touched."""
+
+_USERS_SHOWN: Final = 8
 
 _Records: TypeAlias = list[tuple[str, bytes]]
 _Profiles: TypeAlias = list[tuple[str, dict[Any, Any]]]
@@ -97,6 +101,7 @@ class RedisUserLog:
 
         Raises:
             InvalidRequestError: an event names a source that the log does not have; nothing is written.
+            DamagedLogError: some users' logs are damaged; the events of all others are written.
             StoreUnavailableError: the store cannot be reached or refuses.
         """
         for event in events:
@@ -206,20 +211,29 @@ class RedisUserLog:
         result = AppendResult()
         num_bytes, start = self._config.append_events_max * RECORD_BYTES, 0
         batch = _Batch(self._config)
+        damaged: dict[str, RedisError] = {}
+        num_events = 0
         while records:
             for token, packed in records:
                 batch.add_records(token, packed[start : start + num_bytes])
                 if batch.is_full():
-                    result += await guard(self._append_batch(batch.take()[0]), timeout_ms, "append to user log")
-            result += await guard(self._append_batch(batch.take()[0]), timeout_ms, "append to user log")
+                    appending = self._append_batch(batch.take()[0], damaged)
+                    result += await guard(appending, timeout_ms, "append to user log")
+            result += await guard(self._append_batch(batch.take()[0], damaged), timeout_ms, "append to user log")
+            num_events += sum(len(packed) - start for token, packed in records if token in damaged) // RECORD_BYTES
             start += num_bytes
-            records = [one for one in records if len(one[1]) > start]
+            records = [one for one in records if len(one[1]) > start and one[0] not in damaged]
+        if damaged:
+            raise _damaged("append to user log", damaged, num_events)
         return result
 
-    async def _append_batch(self, records: _Records) -> AppendResult:
+    async def _append_batch(self, records: _Records, damaged: dict[str, RedisError]) -> AppendResult:
         limits = (self._config.max_events, self._config.block_events, self._config.ttl_s or 0)
         calls = [(token, (packed, *limits)) for token, packed in records]
-        fates = b"".join(await self._run(APPEND, calls))
+        replies = await self._replies(APPEND, calls)
+        # One user's log must not hold up the others': whoever waits to write would wait for ever.
+        damaged |= {token: reply for (token, _), reply in zip(calls, replies, strict=True) if _is_damage(reply)}
+        fates = b"".join(_sound([reply for reply in replies if not _is_damage(reply)]))
         return AppendResult(appended=fates.count(b"a"), duplicates=fates.count(b"d"), expired=fates.count(b"x"))
 
     async def _load(self, records: _Records, profiles: _Profiles) -> AppendResult:
@@ -262,6 +276,13 @@ class RedisUserLog:
         return [read.history() for read in reads]
 
     async def _run(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
+        """Run a script for each user; what the server refuses is raised."""
+        replies = await self._replies(script, calls)
+        if damaged := {token: reply for (token, _), reply in zip(calls, replies, strict=True) if _is_damage(reply)}:
+            raise _damaged("read user log", damaged)
+        return _sound(replies)
+
+    async def _replies(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
         """Run a script for each user in one round trip, in two when the server does not have it."""
         if not calls:
             return []
@@ -272,9 +293,6 @@ class RedisUserLog:
             again = await self._pipelined(script, [calls[index] for index in lost])
             for index, reply in zip(lost, again, strict=True):
                 replies[index] = reply
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                raise reply
         return replies
 
     async def _pipelined(self, script: Script, calls: Sequence[_Call]) -> list[Any]:
@@ -289,6 +307,27 @@ class RedisUserLog:
         # Braces: all keys of a user lie in one cluster slot.
         user = f"{self._config.namespace}:{{{token}}}"
         return f"{user}:{_LAYOUT}", f"{user}:{_OLD_LAYOUT}", f"{user}:profile"
+
+
+def _is_damage(reply: object) -> bool:
+    """Return whether a reply refuses because of what lies in the user's log."""
+    return isinstance(reply, RedisError) and is_about_the_log(reply)
+
+
+def _sound(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, RedisError):
+            raise reply
+    return replies
+
+
+def _damaged(action: str, found: Mapping[str, RedisError], num_events: int = 0) -> DamagedLogError:
+    """Return the error that names up to eight users, as the store's keys do, and what the store says of the first."""
+    users = ", ".join(list(found)[:_USERS_SHOWN])
+    more = f" and {len(found) - _USERS_SHOWN} more" if len(found) > _USERS_SHOWN else ""
+    why = redact_text(str(next(iter(found.values()))))
+    message = f"{action}: the log of {users}{more} cannot be used: {why}"
+    return DamagedLogError(message, users=users, value=len(found), num_events=num_events)
 
 
 class _Batch:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ ENCODER = RequestEncoder.from_weights(SOURCE)
 class Rig:
     """A sequence replica over a log that can be taken away."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, executor: Executor | None = None, **config: Any) -> None:
         self.clock = ManualClock()
         self.log = MemoryUserLog()
         self.door = FaultyService(self.log, self.clock)
@@ -43,6 +44,7 @@ class Rig:
             self.clock,
             "sequence-0",
             JsonLogger(stream=self.lines),
+            executor,
         )
 
     def task(self, user: int | str = 3, as_of_s: int = 1_000, **fields: Any) -> EncodeTask:
