@@ -19,7 +19,8 @@ class UserHistory:
         item_keys: int64 [L], id keys of the items.
         weights: float32 [L], what the event was worth (here the rating, 0.5 to 5).
         timestamps_s: int64 [L], seconds since the epoch, non-decreasing.
-        num_total: Events before that time which the log still holds, at least L.
+        num_total: Events before that time, at least L: those too that a full log no longer shows, or windows over the
+            newest events would move on with every event; 0 where it shows none.
         profile: Request-only attributes of the user, e.g. ``{"gender": "F", "age": "25"}``; empty when unknown.
         sources: uint8 [L], number of the source of each event in the log's configuration; None: all of the first.
     """

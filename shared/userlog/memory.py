@@ -36,6 +36,7 @@ class MemoryUserLog:
         self._sources = numbered(sources)
         self._max_events = max_events
         self._logs: dict[str, list[_Entry]] = {}
+        self._num_gone: dict[str, int] = {}
         self._profiles: dict[str, dict[str, str]] = {}
         self.down = False
 
@@ -62,7 +63,7 @@ class MemoryUserLog:
             item_keys=np.array([entry[2] for entry in newest], np.int64),
             weights=np.array([entry[3] for entry in newest], np.float32),
             timestamps_s=np.array([entry[0] for entry in newest], np.int64),
-            num_total=stop,
+            num_total=self._num_gone.get(token, 0) + stop if stop else 0,
             profile=dict(self._profiles.get(token, {})),
             sources=np.array([entry[4] for entry in newest], np.uint8),
         )
@@ -93,6 +94,7 @@ class MemoryUserLog:
         await self.check()
         token = store_token(user)
         had_log = self._logs.pop(token, None) is not None
+        self._num_gone.pop(token, None)
         had_profile = self._profiles.pop(token, None) is not None
         return had_log or had_profile
 
@@ -113,7 +115,10 @@ class MemoryUserLog:
         oldest = log[0][0] if len(log) >= self._max_events else -1
         added = [entry for entry in unknown if entry[0] > oldest]
         if added:
-            self._logs[token] = sorted([*log, *added], key=itemgetter(0))[-self._max_events :]
+            merged = sorted([*log, *added], key=itemgetter(0))
+            self._logs[token] = merged[-self._max_events :]
+            num_cut = len(merged) - len(self._logs[token])
+            self._num_gone[token] = self._num_gone.get(token, 0) + num_cut
         return AppendResult(
             appended=len(added),
             duplicates=len(entries) - len(distinct) + len(newest) - len(unknown),

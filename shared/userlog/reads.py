@@ -27,6 +27,7 @@ class _Held:
 
     num_all: int = 0
     num_gone: int = 0
+    num_went: int = 0
     epoch: int = 0
     below: int = 0
     num_later: int = 0
@@ -78,10 +79,10 @@ class HistoryRead:
             number: Which of the strings in ``columns`` is this reply's.
         """
         self.num_trips += 1
-        num_all, num_later, _, num_found, profile, num_gone, epoch, below = reply
+        num_all, num_later, _, num_found, profile, num_gone, epoch, below, num_went = reply
         held = self._held
         if held.below == 0:
-            held.num_all, held.num_gone, held.epoch = num_all, num_gone, epoch
+            held.num_all, held.num_gone, held.epoch, held.num_went = num_all, num_gone, epoch, num_went
             pairs = iter(part.decode() for part in profile)
             held.profile = dict(zip(pairs, pairs, strict=True))
         held.num_later += num_later
@@ -106,14 +107,16 @@ class HistoryRead:
         for columns, begin, end in held.pieces:
             times = columns.timestamps_s[begin:end]
             num_beyond += len(times) - int(np.searchsorted(times, self._before_s, side="left"))
-        num_total = max(held.num_all - held.num_later - num_beyond - max(held.num_all - self._keep, 0), 0)
+        num_hidden = max(held.num_all - self._keep, 0)
+        num_shown = max(held.num_all - held.num_later - num_beyond - num_hidden, 0)
         stop = sum(end - begin for _, begin, end in held.pieces) - num_beyond
-        newest = slice(max(stop - min(self._limit, num_total), 0), stop)
+        newest = slice(max(stop - min(self._limit, num_shown), 0), stop)
         return UserHistory(
             item_keys=self._joined("item_keys")[newest].copy(),
             weights=self._joined("weights")[newest].copy(),
             timestamps_s=self._joined("timestamps_s")[newest].copy(),
-            num_total=num_total,
+            # What went is older than all that is shown; where none is, nobody knows whether it is before the time.
+            num_total=held.num_went + num_hidden + num_shown if num_shown else 0,
             profile=held.profile,
             sources=self._joined("sources")[newest].copy(),
         )

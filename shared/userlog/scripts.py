@@ -5,8 +5,11 @@ The log of a user is a list: an element of meta data, then blocks of compact col
 late rewrites the block where it belongs. A log may outgrow ``keep`` by less than its oldest block, which goes when the
 others hold enough: what lies before the newest ``keep`` is never shown.
 
-The meta data are the format's version and the number of events; then how many blocks went so far, and the epoch. A
-block keeps its number, its place plus those that went, as long as the epoch is the same: between two moments of one
+The meta data are the format's version and the number of events; then how many blocks went so far, the epoch, and how
+many events went, whatever became of the epoch: with it a reader knows an event's place among all that its user did, and
+so which events stand at the beginning of a window.
+
+A block keeps its number, its place plus those that went, as long as the epoch is the same: between two moments of one
 epoch the newest block grew, newer ones came and the oldest went, nothing else. So a long log is read in several trips,
 each going on below the number where the last one ended. A late event begins another epoch, and so does a log that is
 made after a deletion: an epoch is a time in microseconds.
@@ -42,7 +45,7 @@ class Script:
 
 _CONSTANTS = f"""
 local R, H, VERSION, HEADER = {RECORD_BYTES}, {HEADER_BYTES}, {FORMAT_VERSION}, '{HEADER_LUA}'
-local META, META_BYTES = '<BI4I4i8', 17
+local META, META_BYTES, META_BYTES_BEFORE = '<BI4I4i8i8', 25, 17
 
 local function new_epoch(old)
   local now = redis.call('TIME')
@@ -174,15 +177,16 @@ local function extended(block, one)
     .. sub(block, items + 1, weights) .. one.item .. sub(block, weights + 1, sources) .. one.weight .. source
 end
 
--- Events, blocks that went, epoch; no epoch (0) where a release wrote that knew of none.
+-- Events, blocks that went, epoch, events that went; 0 for the last two where a release wrote that knew of none.
 local function meta_of(text)
   local version, total = unpack_struct('<BI4', text)
   if version ~= VERSION then
     error('user log has format ' .. version .. ', this release reads ' .. VERSION)
   end
-  if #text < META_BYTES then return total, 0, 0 end
-  local _, _, gone, epoch = unpack_struct(META, text)
-  return total, gone, epoch
+  if #text < META_BYTES_BEFORE then return total, 0, 0, 0 end
+  if #text < META_BYTES then text = text .. rep('\\0', 8) end
+  local _, _, gone, epoch, went = unpack_struct(META, text)
+  return total, gone, epoch, went
 end
 """
 
@@ -270,9 +274,10 @@ local function add(key, records, keep, size)
   local num_new = #records / R
   if num_new % 1 ~= 0 then error('user log is damaged: ' .. #records .. ' bytes of records') end
   local blocks = redis.call('LRANGE', key, 0, -1)
-  local is_new, total, gone, epoch = #blocks == 0, 0, 0, 0
-  if not is_new then total, gone, epoch = meta_of(table.remove(blocks, 1)) end
+  local is_new, total, gone, epoch, went = #blocks == 0, 0, 0, 0, 0
+  if not is_new then total, gone, epoch, went = meta_of(table.remove(blocks, 1)) end
   local num_stored = #blocks
+  went = went + total
   total = trim(blocks, total, keep)  -- more than a block is left over where `keep` was larger before
   local num_cut = num_stored - #blocks
   local hidden = math.max(0, total - keep)
@@ -314,7 +319,8 @@ local function add(key, records, keep, size)
   total = trim(blocks, total + #added, keep)
   num_cut = num_cut + num_blocks - #blocks
   if num_cut > 0 then redis.call('LTRIM', key, num_cut, -1) end  -- the last that goes gives its place to the meta data
-  redis.call('LSET', key, 0, pack(META, VERSION, total, gone + num_cut, epoch))
+  went = went + #added - total
+  redis.call('LSET', key, 0, pack(META, VERSION, total, gone + num_cut, epoch, went))
   return concat(fates)
 end
 
@@ -354,7 +360,7 @@ LOAD: Final = Script(
     _CONSTANTS
     + """
 if redis.call('EXISTS', KEYS[1], KEYS[2]) > 0 then return 0 end
-redis.call('RPUSH', KEYS[1], struct.pack(META, VERSION, tonumber(ARGV[2]), 0, new_epoch(0)))
+redis.call('RPUSH', KEYS[1], struct.pack(META, VERSION, tonumber(ARGV[2]), 0, new_epoch(0), 0))
 for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
 if tonumber(ARGV[1]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
 return 1
@@ -381,9 +387,9 @@ if is_first then
   profile = redis.call('HGETALL', KEYS[3])
 end
 local meta = redis.call('LINDEX', KEYS[1], 0)
-if not meta then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, is_first and 0 or -1}) end
-local total, gone, epoch = meta_of(meta)
-if not is_first and epoch ~= old_epoch then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, -1}) end
+if not meta then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, is_first and 0 or -1, 0}) end
+local total, gone, epoch, went = meta_of(meta)
+if not is_first and epoch ~= old_epoch then return cmsgpack.pack({0, 0, '', 0, profile, 0, 0, -1, 0}) end
 if epoch == 0 then page = total end  -- its blocks have no numbers: in one trip
 local at = is_first and redis.call('LLEN', KEYS[1]) - 1 or below - gone - 1  -- 0 or less: what was to be read went
 local later, found, taken, blocks, done = 0, 0, 0, {}, false
@@ -411,6 +417,6 @@ end
 local oldest_first = {}
 for i = #blocks, 1, -1 do oldest_first[#oldest_first + 1] = blocks[i] end
 local next = at > 0 and not done and gone + at + 1 or 0
-return cmsgpack.pack({total, later, concat(oldest_first), found, profile, gone, epoch, next})
+return cmsgpack.pack({total, later, concat(oldest_first), found, profile, gone, epoch, next, went})
 """
 )

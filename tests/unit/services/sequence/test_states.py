@@ -32,8 +32,8 @@ def _encoded(length: int) -> EncodedHistory:
     return ENCODER.encode_from(None, history, 1, "web", 100).history
 
 
-def _service(cached_state_bytes: int = 1_000_000) -> tuple[SequenceService, MemoryUserLog]:
-    log = MemoryUserLog()
+def _service(cached_state_bytes: int = 1_000_000, max_events: int = 4_096) -> tuple[SequenceService, MemoryUserLog]:
+    log = MemoryUserLog(max_events)
     versions = OneVersion(SOURCE.version, ENCODER)
     return SequenceService(
         SequenceConfig(cached_state_bytes=cached_state_bytes), versions, cast(UserLog, log), ManualClock(), "sequence-0"
@@ -142,3 +142,16 @@ async def test_a_forgotten_user_is_encoded_anew(service: SequenceService) -> Non
     await service.forget(3)
     assert service.status()["counters"]["cached_states"] == 0
     assert (await service.encode(_task())).history_length == 0
+
+
+async def test_a_full_log_costs_its_new_events_alone_too() -> None:
+    """It shows the same number of events for ever; the window must go by how many there ever were."""
+    service, _ = _service(max_events=20)
+    encoded = []
+    for time in range(60):
+        before = service.meter.counts["history_events.encoded"]
+        await service.append(_events(time))
+        await service.encode(_task())
+        encoded.append(service.meter.counts["history_events.encoded"] - before)
+    assert encoded[22:58] == [11, 1, 1, 1] * 9  # the window moves on by a step of 4
+    await service.aclose()

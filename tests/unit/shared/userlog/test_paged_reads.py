@@ -95,6 +95,7 @@ class BlockStore:
         self._ends: list[int] = []  # events up to the end of each block, over all that this epoch had
         self._rows: list[tuple[int, int]] = []  # time and item of every event of this epoch, cut ones included
         self._gone = 0
+        self._went = 0  # events that earlier epochs cut
         self.epoch = 1
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
@@ -105,7 +106,7 @@ class BlockStore:
         return AppendResult(appended=len(events))
 
     async def delete(self, user: int) -> bool:
-        self._ends, self._rows, self._gone = [], [], 0
+        self._ends, self._rows, self._gone, self._went = [], [], 0, 0
         self.epoch += 1
         return True
 
@@ -114,6 +115,7 @@ class BlockStore:
             shown = self._rows[-KEEP:]
             if len(shown) == KEEP and time <= shown[0][0]:
                 return
+            self._went += self._begin()
             held = [*self._rows[self._begin() :], (time, item)]
             self._rows = sorted(held, key=lambda row: row[0])
             self._ends = [*range(BLOCK, len(held), BLOCK), len(held)]
@@ -132,12 +134,13 @@ class BlockStore:
     def expected(self, before_s: int, limit: int) -> View:
         shown = [row for row in self._rows[-KEEP:] if row[0] < before_s]
         newest = shown[len(shown) - min(limit, len(shown)) :]
-        return [item for _, item in newest], [time for time, _ in newest], len(shown)
+        num_total = self._went + max(len(self._rows) - KEEP, 0) + len(shown) if shown else 0
+        return [item for _, item in newest], [time for time, _ in newest], num_total
 
     def reply(self, before: int, limit: int, keep: int, size: int, page: int, epoch: int, below: int) -> list[Any]:
         total = len(self._rows) - self._begin()
         if below and epoch != self.epoch:
-            return [0, 0, b"", 0, [], 0, 0, -1]
+            return [0, 0, b"", 0, [], 0, 0, -1, 0]
         number = below - 1 if below else len(self._ends)
         later = found = taken = 0
         blocks: list[bytes] = []
@@ -157,7 +160,8 @@ class BlockStore:
                 done = True
             number -= 1
         more = number + 1 if number > self._gone and not done else 0
-        return [total, later, b"".join(reversed(blocks)), found, [], self._gone, self.epoch, more]
+        gone, went = self._gone, self._went + self._begin()
+        return [total, later, b"".join(reversed(blocks)), found, [], gone, self.epoch, more, went]
 
 
 async def _read_from_fake(before: list[Step], between: list[Step], before_s: int, limit: int) -> None:
@@ -381,6 +385,20 @@ async def test_a_log_without_an_epoch_is_read_in_one_trip(
     assert num_trips == 1
     assert await log.append([event("new", 99, item=99)]) == AppendResult(appended=1)
     assert (await log.read(1, LATER, 99)).item_keys.tolist() == [*range(1, KEEP), 99]
+
+
+async def test_a_log_of_a_release_that_did_not_count_what_went_is_counted_on(
+    client: StoreClient, namespace: str, event: MakeEvent
+) -> None:
+    log = await _filled(client, namespace, event)
+    raw: Any = client
+    key = f"{namespace}:{{i1}}:log2"
+    meta = await raw.lindex(key, 0)
+    await raw.lset(key, 0, meta[:17])
+    assert (await log.read(1, LATER, 99)).num_total == KEEP
+    await log.append([event(f"n{n}", 100 + n) for n in range(10)])
+    assert (await log.read(1, LATER, 99)).num_total == KEEP + 10
+    assert len(await raw.lindex(key, 0)) == 25
 
 
 async def test_many_histories_of_different_length(client: StoreClient, namespace: str, event: MakeEvent) -> None:
