@@ -11,18 +11,18 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 
 from cluster.handles import KeyOf
-from shared.hashing import canonical_id
+from shared.hashing import EntityId, canonical_id
 from shared.schema.user import EncodeTask
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
-def user_key(task: EncodeTask) -> str:
-    """Return the key of one user's encodes."""
-    return str(canonical_id(task.user))
+def user_key(call: EncodeTask | EntityId) -> str:
+    """Return the key of one user's encodes, and of the call that forgets what they left."""
+    return str(canonical_id(call.user if isinstance(call, EncodeTask) else call))
 
 
-KEYS: dict[str, dict[str, KeyOf]] = {"sequence": {"encode": user_key}}
+KEYS: dict[str, dict[str, KeyOf]] = {"sequence": {"encode": user_key, "forget": user_key}}
 """Station -> method -> key of a call."""
 
 

@@ -308,6 +308,11 @@ class Speculative(Station):
         stored: int = await self.service.fill(task, batch)
         return stored
 
+    async def forget(self, user: EntityId) -> bool:
+        """See ``SpeculativeService.forget``."""
+        found: bool = await self.service.forget(user)
+        return found
+
 
 class Foundation(Station):
     """``foundation``."""

@@ -128,11 +128,6 @@ class SimulatedHashes:
         await self.trip()
         return list(self.values.get(name, {}).values())
 
-    async def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> int:
-        """Set fields of a hash."""
-        await self.trip()
-        return self.put(name, mapping)
-
     async def hdel(self, name: str, *keys: bytes) -> int:
         """Delete fields of a hash."""
         await self.trip()
@@ -154,13 +149,19 @@ class SimulatedHashes:
 class _Pipeline:
     def __init__(self, hashes: SimulatedHashes) -> None:
         self._hashes = hashes
-        self._commands: list[Callable[[], int]] = []
+        self._commands: list[Callable[[], object]] = []
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._commands.clear()
+
+    def hvals(self, name: str) -> None:
+        self._commands.append(lambda: list(self._hashes.values.get(name, {}).values()))
+
+    def unlink(self, name: str) -> None:
+        self._commands.append(lambda: int(self._hashes.values.pop(name, None) is not None))
 
     def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> None:
         self._commands.append(lambda: self._hashes.put(name, mapping))
@@ -171,7 +172,7 @@ class _Pipeline:
     def hlen(self, name: str) -> None:
         self._commands.append(lambda: len(self._hashes.values.get(name, {})))
 
-    async def execute(self) -> list[int]:
+    async def execute(self) -> list[object]:
         await self._hashes.trip()
         return [command() for command in self._commands]
 

@@ -48,6 +48,10 @@ class RememberedSignals:
         while len(self._users) > self._users_max:
             self._users.popitem(last=False)
 
+    def forget(self, user: EntityId) -> None:
+        """Drop what is known of a user."""
+        self._users.pop(user, None)
+
     def __len__(self) -> int:
         """Number of users."""
         return len(self._users)

@@ -116,6 +116,10 @@ class TierRouter(Protocol):
         """Learn from one request that has ended."""
         ...
 
+    def forget(self, user: EntityId) -> None:
+        """Drop what was learned of a user."""
+        ...
+
 
 class BudgetRouter:
     """The best tier that the remaining budget and the present load allow; a tier that the client names is obeyed.
@@ -150,6 +154,9 @@ class BudgetRouter:
 
     def observe(self, served: Served) -> None:
         """Nothing is learned."""
+
+    def forget(self, user: EntityId) -> None:
+        """Nothing was learned."""
 
     def forced(self, query: RouteQuery) -> TierChoice | None:
         """Return the only choice that client, load or budget leave; None: every tier is open.
@@ -250,6 +257,10 @@ class GainRouter:
         self.price.observe(served.busy_ms, missed=served.missed)
         if served.signals is not None:
             self.users.remember(served.user, served.signals, served.as_of_s)
+
+    def forget(self, user: EntityId) -> None:
+        """Drop the signals of a user."""
+        self.users.forget(user)
 
     def _worth(self, signals: Signals | None, surface: str) -> npt.NDArray[np.float64]:
         if signals is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from services.ingress.admission import Gate, RankGate
@@ -26,6 +27,7 @@ from services.ingress.stats import IngressStats
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, DeadlineExceededError, RankMeshError, StageUnavailableError, WeightsError
+from shared.handle import Handle
 from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
 from shared.schema.api import Event, EventsRequest, RankRequest
@@ -157,35 +159,47 @@ class IngressService:
             RankMeshError: the events could not be stored or buffered.
         """
         check_events(request, self.config.limits, self.clock.now_s())
-        result: dict[str, int] = await self._on_user_log("append", list(request.events))
+        with self._events():
+            result: dict[str, int] = await self._twice(self._stations.sequence, "append", list(request.events))
         self.feedback.offer(request.events)
         return result
 
     async def forget(self, user: EntityId) -> dict[str, Any]:
-        """Delete a user's events and profile; tried twice, which is safe because what is gone stays gone.
+        """Delete a user's events and profile, and what was made of them; safe to repeat, since what is gone stays gone.
+
+        Each station is tried twice. The log comes first: what is made of it from then on is made of nothing.
 
         Returns:
             The fields of ``ForgetResponse``.
 
         Raises:
             OverloadedError: too many changes of logs are in flight.
-            RankMeshError: the store is out of reach.
+            RankMeshError: the store is out of reach, or a station; a part may be deleted, and the rest by a repetition.
         """
-        return {"user_id": user, "deleted": bool(await self._on_user_log("forget", canonical_id(user)))}
+        known = canonical_id(user)
+        with self._events():
+            stations = (self._stations.sequence, self._stations.speculative)
+            found = [await self._twice(station, "forget", known) for station in stations]
+            self.serving.forget(known)
+        return {"user_id": user, "deleted": any(found)}
 
-    async def _on_user_log(self, method: str, argument: object) -> Any:
+    @contextmanager
+    def _events(self) -> Iterator[None]:
         with self.events_gate.enter(), self._stats.request("events", self.clock.monotonic_s()):
-            deadline = Deadline.after_ms(self.config.budgets.events_ms, self.clock)
-            leg = await self._call_once(method, argument, deadline)
-            if leg.error is not None and leg.error.retryable:
-                self._stats.retried([leg.name])
-                leg = await self._call_once(method, argument, deadline)
-            if leg.value is None:
-                raise leg.error or deadline.error(leg.name)
-            return leg.value
+            yield
 
-    async def _call_once(self, method: str, argument: object, deadline: Deadline) -> Leg:
-        leg = Leg("sequence", self._stations.sequence.call(method, argument), self.clock, fetch=True)
+    async def _twice(self, station: Handle, method: str, argument: object) -> Any:
+        deadline = Deadline.after_ms(self.config.budgets.events_ms, self.clock)
+        leg = await self._call_once(station, method, argument, deadline)
+        if leg.error is not None and leg.error.retryable:
+            self._stats.retried([leg.name])
+            leg = await self._call_once(station, method, argument, deadline)
+        if leg.value is None:
+            raise leg.error or deadline.error(leg.name)
+        return leg.value
+
+    async def _call_once(self, station: Handle, method: str, argument: object, deadline: Deadline) -> Leg:
+        leg = Leg(station.name, station.call(method, argument), self.clock, fetch=True)
         try:
             await all_ended([leg], deadline.at_s, self.clock)
         finally:

@@ -125,6 +125,11 @@ class Serving:
         """Return what is known of the version of a stamp."""
         return self._models[parse_stamp(stamp)[0]]
 
+    def forget(self, user: EntityId) -> None:
+        """Drop what the routers of all versions learned of a user."""
+        for model in self._models.values():
+            model.router.forget(user)
+
     def has_settled(self, stamp: str, settle_s: float) -> bool:
         """Return whether requests have been ranked with a state for so long, and new ones still are."""
         since_s = self._since_s.get(stamp)

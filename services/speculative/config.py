@@ -19,6 +19,8 @@ class SpeculativeConfig(Config):
         vector_dtype: How vectors are stored; float16 halves the store at 3 decimal digits.
         ttl_s: Age from writing at which an embedding is no longer read, seconds.
         pairs_per_user_max: Embeddings kept for one user; the oldest requests' go first.
+        forget_margin_s: For how long after a user was forgotten nothing is kept of them, seconds: more than a request
+            and the precomputation after it take, which may have read what was deleted, and than clocks differ.
         store_timeout_ms: Longest wait for one look-up, milliseconds; then the answer is that there are none.
         fill_timeout_ms: Longest wait for one fill, milliseconds.
     """
@@ -29,6 +31,7 @@ class SpeculativeConfig(Config):
     vector_dtype: Literal["float16", "float32"] = "float32"
     ttl_s: int = Field(86_400, ge=1)
     pairs_per_user_max: int = Field(512, ge=1, le=100_000)
+    forget_margin_s: int = Field(60, ge=0, le=86_400)
     store_timeout_ms: float = Field(200, gt=0)
     fill_timeout_ms: float = Field(1_000, gt=0)
 

@@ -14,10 +14,12 @@ from services.stamps import check_stamps
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import DeadlineExceededError, InvalidRequestError, StoreUnavailableError
+from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
 from shared.schema.stamp import Stamp
+from shared.weights.deltas import parse_stamp
 from shared.weights.held import Versions
 
 STATION = "speculative"
@@ -100,6 +102,27 @@ class SpeculativeService:
                 raise StoreUnavailableError(error.message, stage=STATION) from error
             self.meter.add("stored_total", num_stored)
             return num_stored
+
+    async def forget(self, user: EntityId) -> bool:
+        """Forget a user's embeddings: those of the held versions are deleted, none of any version is read again.
+
+        Returns:
+            Whether there were any of a held version.
+
+        Raises:
+            StoreUnavailableError: the store cannot be reached or is too slow.
+        """
+        with self.meter.call("forget"):
+            found = False
+            held = {parse_stamp(stamp)[0]: stamp for stamp in self._versions.report().held}
+            for stamp in held.values():  # a version's states share one hash
+                store = await self._versions.get(stamp, STATION)
+                deadline = Deadline.after_ms(self._config.fill_timeout_ms, self._clock)
+                try:
+                    found |= await deadline.run(store.forget(user), STATION)
+                except DeadlineExceededError as error:
+                    raise StoreUnavailableError(error.message, stage=STATION) from error
+            return found
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""

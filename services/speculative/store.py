@@ -4,11 +4,16 @@ A field is a candidate's key, its value one fixed-size record. The whole hash is
 16: 50 KB), so a look-up reads all of it in one round trip and finds exact pairs and the aggregate over an ad group in
 the same bytes. An embedding of another weights version is in another hash: it cannot be read by mistake. One of another
 state of the same version, with more or fewer deltas, takes the same place and says which: it is not read either.
+
+A user who is forgotten leaves a mark for as long as an embedding may live, beside the hashes of all versions. Nothing
+that was written before it, or so shortly after that it may have begun before, is read: of no version, also of one that
+this replica does not hold now and a roll-back brings again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import math
+from collections.abc import Awaitable
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -30,10 +35,6 @@ class HashClient(Protocol):
 
     def hvals(self, name: str) -> Awaitable[list[bytes]]:
         """Return the values of a hash."""
-        ...
-
-    def hset(self, name: str, *, mapping: Mapping[bytes, bytes]) -> Awaitable[int]:
-        """Set fields of a hash."""
         ...
 
     def hdel(self, name: str, *keys: bytes) -> Awaitable[int]:
@@ -80,6 +81,11 @@ class EmbeddingStore:
         config = self._config
         return f"{config.namespace}:spec:{config.model_namespace}:{self._version}:{{{store_token(user)}}}"
 
+    def mark_key(self, user: EntityId) -> str:
+        """Return the store key of the mark of a user who was forgotten, on the same node of a cluster."""
+        config = self._config
+        return f"{config.namespace}:spec:{config.model_namespace}:{{{store_token(user)}}}:forgotten"
+
     async def read(self, user: EntityId, as_of_s: int) -> Records:
         """Return a user's live embeddings that were made for ``as_of_s`` or earlier, by ascending candidate key.
 
@@ -87,12 +93,15 @@ class EmbeddingStore:
             StoreUnavailableError: the store cannot be reached.
         """
         try:
-            values = await self._client.hvals(self.key(user))
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.hvals(self.key(user))
+                pipe.hvals(self.mark_key(user))
+                values, mark = await pipe.execute()
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
         records = self._parse(values)
         oldest_s = int(self._clock.now_s()) - self._config.ttl_s
-        live = (records["as_of_s"] <= as_of_s) & (records["written_s"] > oldest_s)
+        live = (records["as_of_s"] <= as_of_s) & (records["written_s"] > max(oldest_s, self._taken_after_s(mark)))
         live &= records["sequence"] == self._sequence
         live &= np.isfinite(records["vector"]).all(axis=1)
         records = records[live]
@@ -102,7 +111,7 @@ class EmbeddingStore:
         """Store the embeddings of a batch; writing the same batch again changes nothing.
 
         Returns:
-            Embeddings stored.
+            Embeddings stored: none of a user who has just been forgotten.
 
         Raises:
             StoreUnavailableError: the store cannot be reached.
@@ -122,6 +131,8 @@ class EmbeddingStore:
         mapping = {_field(key): record.tobytes() for key, record in zip(records["key"].tolist(), records, strict=True)}
         key = self.key(user)
         try:
+            if self._clock.now_s() <= self._taken_after_s(await self._client.hvals(self.mark_key(user))):
+                return 0
             async with self._client.pipeline(transaction=True) as pipe:
                 pipe.hset(key, mapping=mapping)
                 pipe.expire(key, self._config.ttl_s)
@@ -132,6 +143,29 @@ class EmbeddingStore:
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
         return len(records)
+
+    async def forget(self, user: EntityId) -> bool:
+        """Delete a user's embeddings of this version, and mark those of all versions as not to be read.
+
+        Returns:
+            Whether there were any of this version.
+
+        Raises:
+            StoreUnavailableError: the store cannot be reached.
+        """
+        mark = self.mark_key(user)
+        try:
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.unlink(self.key(user))
+                pipe.hset(mark, mapping={b"at_s": b"%d" % math.ceil(self._clock.now_s())})
+                pipe.expire(mark, self._config.ttl_s + self._config.forget_margin_s)
+                return bool((await pipe.execute())[0])
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+    def _taken_after_s(self, mark: list[bytes]) -> int:
+        """Return the second after which what is written of a user counts; -1 where there is no mark."""
+        return int(mark[0]) + self._config.forget_margin_s if mark else -1
 
     async def _trim(self, key: str) -> None:
         """Delete what is over the bound, oldest request time first; two trims at once delete the same fields."""

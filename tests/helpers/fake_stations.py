@@ -91,6 +91,12 @@ class FakeSpeculative:
             self.stored[task.user, key] = vector
         return len(batch.candidate_keys)
 
+    async def forget(self, user: EntityId) -> bool:
+        found = [known for known in self.stored if known[0] == user]
+        for known in found:
+            del self.stored[known]
+        return bool(found)
+
 
 class FakeFoundation:
     async def precompute(

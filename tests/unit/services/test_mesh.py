@@ -190,6 +190,22 @@ async def test_embeddings_made_for_later_are_not_read_by_an_earlier_request(mesh
     assert {row.speculative for row in past.candidates} == {"none"}
 
 
+async def test_nothing_is_made_of_a_user_who_was_forgotten(mesh: LocalMesh) -> None:
+    await mesh.rank(3, ALL, timestamp_s=NOW_S)
+    await mesh.ingress.precompute.drain()
+    assert "exact" in {row.speculative for row in (await mesh.rank(3, ALL, timestamp_s=NOW_S)).candidates}
+    await mesh.ingress.precompute.drain()
+
+    assert (await mesh.ingress.forget("3"))["deleted"]
+
+    for _ in range(2):
+        after = await mesh.rank(3, ALL, timestamp_s=NOW_S)
+        assert (after.history_length, after.degraded) == (0, [])
+        assert {row.speculative for row in after.candidates} == {"none"}
+        await mesh.ingress.precompute.drain()
+    assert not (await mesh.ingress.forget(3))["deleted"]
+
+
 async def test_missing_shard_is_answered_from_the_out_of_vocabulary_row(mesh: LocalMesh) -> None:
     mesh.services["embedding:1"].always("lookup", GONE)
 

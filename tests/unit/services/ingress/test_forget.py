@@ -7,6 +7,7 @@ import pytest
 
 from services.ingress.config import IngressConfig
 from services.ingress.http import create_app
+from services.ingress.routing import BudgetRouter
 from shared.clock import SystemClock
 from shared.errors import StoreUnavailableError
 from shared.schema.api import ErrorBody, Event, ForgetResponse
@@ -58,3 +59,23 @@ async def test_a_store_out_of_reach_is_no_success(mesh: FakeMesh) -> None:
     mesh.services["sequence"].plan("forget", *2 * [Fault(error=StoreUnavailableError("gone"))])
     response = await delete(mesh, "42")
     assert response.status_code == 503
+
+
+@pytest.mark.parametrize("num_failures", [0, 1, 2])
+async def test_what_was_made_of_the_log_is_forgotten_behind_it_or_it_is_no_success(
+    mesh: FakeMesh, num_failures: int
+) -> None:
+    speculative = mesh.services["speculative"]
+    speculative.plan("forget", *num_failures * [Fault(error=StoreUnavailableError("gone"))])
+    response = await delete(mesh, "42")
+    assert response.status_code == (503 if num_failures == 2 else 200)
+    assert mesh.services["sequence"].started["forget"] == 1
+    assert speculative.started["forget"] == min(num_failures + 1, 2)
+
+
+async def test_the_router_forgets(mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[object] = []
+    monkeypatch.setattr(BudgetRouter, "forget", lambda _, user: forgotten.append(user))
+    await delete(mesh, "042")
+    await delete(mesh, "42")
+    assert forgotten == ["042", 42]

@@ -149,6 +149,17 @@ def test_signals_are_bounded_and_the_user_asked_for_longest_ago_goes() -> None:
     assert len(users) == 2
     assert users.get(2, 5) is None
     assert users.get(1, 5) is not None
+    users.forget(1)
+    users.forget(9)
+    assert users.get(1, 5) is None
+
+
+def test_a_router_forgets_a_user() -> None:
+    asked = router()
+    asked.observe(Served("full", 500, 50.0, 0.0, False, 1, 1_000, np.zeros(K, np.float32)))
+    assert asked.users.get(1, 1_000) is not None
+    asked.forget(1)
+    assert asked.users.get(1, 1_000) is None
 
 
 def test_a_replaced_state_teaches_nothing() -> None:

@@ -76,6 +76,15 @@ async def test_fills_at_once_end_within_the_bound_and_whole(store: EmbeddingStor
     np.testing.assert_array_equal(records["vector"][:, 0], (records["key"] / 7).astype(np.float32))
 
 
+async def test_a_user_is_forgotten(store: EmbeddingStore, client: Any) -> None:
+    await store.write(1, batch(range(3)))
+    assert await store.forget(1)
+    assert not await store.forget(1)
+    assert len(await store.read(1, 100)) == 0
+    assert await store.write(1, batch(range(3))) == 0
+    assert 0 < await client.ttl(store.mark_key(1)) <= CONFIG.ttl_s + CONFIG.forget_margin_s
+
+
 async def test_nobody_listening_is_a_store_error() -> None:
     client: Any = connect(StoreConfig(url="redis://127.0.0.1:1/0"))
     with pytest.raises(StoreUnavailableError):

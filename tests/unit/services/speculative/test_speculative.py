@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from services.speculative.config import SpeculativeConfig
 from services.speculative.hierarchy import resolve
+from services.speculative.series import StoreSeries
 from services.speculative.service import SpeculativeService
 from services.speculative.store import EmbeddingStore
 from shared.clock import ManualClock
@@ -16,7 +18,7 @@ from shared.log import JsonLogger
 from shared.schema.features import FeatureBatch
 from shared.schema.speculative import HitLevel, PrecomputedBatch, SpeculativeTask
 from shared.schema.stamp import Stamp
-from shared.weights.held import OneVersion
+from shared.weights.held import HeldVersions, OneVersion
 from tests.helpers.fake_redis import FakeRedis
 from tests.helpers.waiting import as_time_passes
 
@@ -151,6 +153,22 @@ async def test_foreign_inputs_are_refused(service: SpeculativeService, foreign: 
         await service.fill(task(), batch({1: [1, 2]}, {}, **foreign))
     with pytest.raises(VersionMismatchError):
         await service.lookup(task(version="v2"), features([1], [0], version="v2"))
+
+
+async def test_a_user_is_forgotten_by_every_held_version(redis: FakeRedis) -> None:
+    series = StoreSeries("v1", lambda name: EmbeddingStore(redis, SpeculativeConfig(width=WIDTH), name, CLOCK))
+    versions: HeldVersions[EmbeddingStore] = HeldVersions(lambda base: series, ThreadPoolExecutor(1))
+    versions.start(["v1", "v1+1"])
+    service = SpeculativeService(
+        SpeculativeConfig(width=WIDTH), versions, CLOCK, "speculative-0", JsonLogger(stream=io.StringIO())
+    )
+    await service.fill(task(), batch({5: [1, 2]}, {}))
+    assert await service.forget(1)
+    assert (await service.lookup(task(), features([5], [0]))).levels.tolist() == [NONE]
+    assert not await service.forget(1)
+    redis.down = True
+    with pytest.raises(StoreUnavailableError):
+        await service.forget(1)
 
 
 async def test_an_expired_request_is_dropped(service: SpeculativeService, redis: FakeRedis) -> None:

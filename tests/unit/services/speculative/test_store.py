@@ -91,6 +91,40 @@ async def test_an_embedding_is_not_read_past_its_time_to_live() -> None:
     assert await rig.keys() == [2], "each by its own age, though the hash lives on"
 
 
+async def test_a_user_who_was_forgotten_has_none_of_any_version_and_gets_new_ones_after_the_margin() -> None:
+    rig = Rig(forget_margin_s=5)
+    other = Rig("v2", rig.redis, forget_margin_s=5)
+    for one in (rig, other):
+        await one.store.write(1, batch(1))
+        await one.store.write(2, batch(2))
+
+    assert await rig.store.forget("1")
+
+    assert not await rig.store.forget(1)
+    assert await rig.keys() == await other.keys() == []
+    assert await rig.keys(2) == await other.keys(2) == [2]
+    assert rig.store.key(1) not in rig.redis.values
+    assert rig.redis.expiries[rig.store.mark_key(1)] == 65, "as long as an embedding of another version may live"
+    await rig.clock.advance(5)
+    assert await rig.store.write(1, batch(3)) == 0, "what was begun before may have read what was deleted"
+    await rig.clock.advance(1)
+    assert await rig.store.write(1, batch(4)) == 1
+    assert await rig.keys() == [4]
+    await other.clock.advance(6)
+    assert await other.keys() == [], "a roll-back does not bring it again"
+
+
+async def test_a_fill_that_overtakes_the_mark_is_not_read() -> None:
+    rig = Rig(forget_margin_s=5)
+    await rig.store.forget(1)
+    mark = rig.redis.values.pop(rig.store.mark_key(1))
+    await rig.clock.advance(1)
+    assert await rig.store.write(1, batch(1)) == 1
+    rig.redis.values[rig.store.mark_key(1)] = mark
+    await rig.clock.advance(10)
+    assert await rig.keys() == []
+
+
 @pytest.mark.parametrize("count", [3, 4, 5])
 async def test_a_user_keeps_a_bounded_number_the_oldest_go_first(count: int) -> None:
     rig = Rig(pairs_per_user_max=4)
