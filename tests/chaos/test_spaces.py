@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos.spaces import FOLDER, PREFIX, Spaces, check_allowed, sweep
+from benchmarks.chaos.spaces import PREFIX, Spaces, check_allowed, sweep
+from cluster.namespaces import FOLDER
 from shared.errors import ConfigError
 
 NUM_PACKETS = 20_000
