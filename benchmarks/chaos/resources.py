@@ -191,11 +191,12 @@ def held_by(pid: int) -> Held | None:
 
 def object_store_bytes(folders: MeshFolders) -> int | None:
     """Return what the object store of a mesh of one node holds, as its raylet last wrote; None when it has not."""
-    dumps = list(folders.runtime.glob("session_2*/logs/debug_state.txt"))
-    if not dumps:
+    dumps = folders.runtime.glob("session_2*/logs/debug_state.txt")
+    try:
+        newest = max(dumps, key=lambda path: path.stat().st_mtime, default=None)
+        return None if newest is None else parse_object_store(newest.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # it is just being replaced
         return None
-    newest = max(dumps, key=lambda path: path.stat().st_mtime)
-    return parse_object_store(newest.read_text(encoding="utf-8", errors="replace"))
 
 
 def parse_object_store(text: str) -> int | None:

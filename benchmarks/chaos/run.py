@@ -283,13 +283,13 @@ class Runner:
             self._tell(f"{at_s:6.1f} s  {planned.label}: {what}")
             if planned.plan.kind != "kill":
                 await self._clock.sleep_s(planned.plan.hold_s)
-        except RankMeshError as problem:
-            error = problem.message
+        except (RankMeshError, OSError) as problem:
+            error = str(problem)
         finally:
             try:
                 what = ", ".join(filter(None, (what, await fault.heal())))
                 healed_s = None if planned.plan.kind == "kill" else self._clock.monotonic_s() - began_s
-            except (RankMeshError, httpx.HTTPError) as problem:
+            except (RankMeshError, httpx.HTTPError, OSError) as problem:
                 error = f"{error} not healed: {problem}".strip()
         return Injected(planned, at_s, what, healed_s, error)
 
