@@ -12,20 +12,28 @@ from rich.console import Console
 
 from benchmarks.chaos.rates import rate_view
 from benchmarks.chaos.report import report_view
-from benchmarks.chaos.run import measure_rates, run_file
+from benchmarks.chaos.run import Instead, measure_rates, run_file
 from shared.settings import load_settings
 
 _WIDTH_MIN = 120
 """Of the tables, characters; where the output is no terminal its width is 80."""
 
 
-def run(path: Path, seed: int, *, duration_s: float | None = None, json_lines: bool = False) -> int:
+def run(
+    path: Path,
+    seed: int,
+    *,
+    duration_s: float | None = None,
+    requests_per_s: float | None = None,
+    json_lines: bool = False,
+) -> int:
     """Run a scenario; the report is tables, or one JSON object as the last line of standard output.
 
     Args:
         path: Scenario file.
         seed: Of the schedule.
         duration_s: Length of the load, instead of what the file says.
+        requests_per_s: Arrivals, instead of what the file says.
         json_lines: The object instead of tables.
 
     Returns:
@@ -36,7 +44,8 @@ def run(path: Path, seed: int, *, duration_s: float | None = None, json_lines: b
     """
     progress = Console(stderr=True, highlight=False)
     var_dir = load_settings().var_dir
-    report = run_file(path, seed, var_dir, lambda doing: progress.print(doing, style="dim"), duration_s)
+    instead = Instead(duration_s, requests_per_s)
+    report = run_file(path, seed, var_dir, lambda doing: progress.print(doing, style="dim"), instead)
     if json_lines:
         sys.stdout.write(orjson.dumps(report.document()).decode() + "\n")
     else:

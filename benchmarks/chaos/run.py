@@ -128,7 +128,30 @@ def measure_rates(path: Path, rates: Sequence[float], seconds: float, var_dir: P
         return asyncio.run(run(its.site))
 
 
-def run_file(path: Path, seed: int, var_dir: Path, tell: Tell, duration_s: float | None = None) -> Report:
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """What is to be otherwise than a scenario file says.
+
+    Args:
+        duration_s: Length of the load, None: as it says.
+        requests_per_s: Arrivals, None: as it says.
+    """
+
+    duration_s: float | None = None
+    requests_per_s: float | None = None
+
+    def fields(self) -> dict[str, float]:
+        """Return them by dotted name."""
+        named = {"duration_s": self.duration_s, "load.requests_per_s": self.requests_per_s}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def options(self) -> str:
+        """Return them as options of the command line, each after a space."""
+        named = {"--seconds": self.duration_s, "--per-s": self.requests_per_s}
+        return "".join(f" {name} {value:g}" for name, value in named.items() if value is not None)
+
+
+def run_file(path: Path, seed: int, var_dir: Path, tell: Tell, instead: Instead | None = None) -> Report:
     """Run a scenario file in a mesh of its own; report, picture and answers go to ``<var_dir>/chaos/``.
 
     Args:
@@ -136,16 +159,16 @@ def run_file(path: Path, seed: int, var_dir: Path, tell: Tell, duration_s: float
         seed: Of the schedule.
         var_dir: Folder of run-time files.
         tell: Told in a few words what is being done.
-        duration_s: Length of the load, instead of what the file says.
+        instead: What is to be otherwise than the file says.
 
     Raises:
         ConfigError: the scenario or its deployment breaks a rule, or the same scenario runs now.
         RankMeshError: the mesh does not start.
     """
-    scenario = load_scenario(path, {} if duration_s is None else {"duration_s": duration_s})
+    instead = instead or Instead()
+    scenario = load_scenario(path, instead.fields())
     schedule = make_schedule(scenario, seed)
-    command = f"rankmesh chaos run {shlex.quote(str(path))} --seed {seed}"
-    command += "" if duration_s is None else f" --seconds {duration_s:g}"
+    command = f"rankmesh chaos run {shlex.quote(str(path))} --seed {seed}{instead.options()}"
     figure = (var_dir / "chaos" / f"{scenario.name}-seed{seed}.svg").absolute()
     with hosted(scenario, var_dir, tell) as its:
         runner = Runner(scenario, schedule, its.mesh, its.site, its.config, SystemClock(), tell)

@@ -26,6 +26,7 @@ def run(
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=1, help="Length of the load; faults come again and again.")
     ] = None,
+    per_s: Annotated[float | None, typer.Option("--per-s", min=0.1, help="Requests a second.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a mesh, send requests at a steady rate, break parts of it, compare every answer with the oracle.
@@ -34,7 +35,8 @@ def run(
     become whole again. The report goes to var/chaos/ too, with a picture of every answer over time.
     """
     # By name: the lab sits above this package in the import order.
-    sys.exit(import_module("benchmarks.chaos.cli").run(scenario, seed, duration_s=seconds, json_lines=as_json))
+    lab = import_module("benchmarks.chaos.cli")
+    sys.exit(lab.run(scenario, seed, duration_s=seconds, requests_per_s=per_s, json_lines=as_json))
 
 
 @app.command()

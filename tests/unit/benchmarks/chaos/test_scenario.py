@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.run import Instead
 from benchmarks.chaos.scenario import FaultPlan, Scenario, load_scenario, mesh_config
 from benchmarks.chaos.schedule import make_schedule
 from shared.errors import ConfigError
@@ -133,3 +134,13 @@ def test_a_time_without_room_for_a_fault_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="calm_s and spacing_s at least, 25, is 20"):
         load_scenario(written(tmp_path, text), {"duration_s": 20.0})
     assert load_scenario(written(tmp_path, text), {"duration_s": 25.0}).duration_s == 25
+
+
+def test_what_is_otherwise_than_the_file_says_is_in_the_command_that_repeats_it(tmp_path: Path) -> None:
+    instead = Instead(duration_s=480, requests_per_s=12.5)
+    assert instead.options() == " --seconds 480 --per-s 12.5"
+    text = "name: a\nfaults: [{kind: kill, target: store}]\n"
+    other = load_scenario(written(tmp_path, text), instead.fields())
+    assert (other.duration_s, other.load.requests_per_s) == (480, 12.5)
+    assert Instead().options() == ""
+    assert Instead().fields() == {}
