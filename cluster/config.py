@@ -24,6 +24,7 @@ from services.sequence.config import SequenceConfig
 from services.speculative.config import FoundationConfig, SpeculativeConfig
 from shared.config import Config, load_config
 from shared.userlog import EmbeddedStoreConfig, StoreConfig, UserLogConfig
+from shared.userlog.explored import ExploredConfig
 from shared.weights import LoadConfig
 from shared.weights.peers import PeerConfig
 from shared.weights.place import check_place
@@ -42,6 +43,7 @@ EDGES: dict[str, Transport] = {
     "preprocess.extract": "by_size",  # features: 31 KB at 500 candidates
     "sequence.encode": "by_size",  # user state: the model decides its size; 30 KB with the small one
     "sequence.append": "value",  # events and three counts
+    "sequence.keep_explored": "value",  # 2 KB: exits and ids of 64 candidates at most
     "embedding.lookup": "by_size",  # rows: up to 64 KB a shard at 500 candidates, the largest of all
     "speculative.lookup": "by_size",  # 32 KB at 500 candidates
     "speculative.fill": "by_size",  # 10 KB at 128 pairs; width and pairs are for the model and the file to say
@@ -166,12 +168,14 @@ class StoreSection(Config):
         embedded: How the embedded server runs.
         client: How stations reach the store; its ``url`` and ``topology`` count for ``redis`` only.
         log: Limits of the user log; its namespace is the mesh's.
+        explored: Limits of what is kept of explored answers, in the same namespace.
     """
 
     kind: Literal["embedded", "redis"] = "embedded"
     embedded: EmbeddedStoreConfig = EmbeddedStoreConfig()
     client: StoreConfig = StoreConfig()
     log: UserLogConfig = UserLogConfig()
+    explored: ExploredConfig = ExploredConfig()
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> StoreSection:

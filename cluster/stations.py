@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shared.hashing import EntityId
     from shared.schema.api import Event
     from shared.schema.embeddings import EmbeddingRows
+    from shared.schema.explored import ExploredAnswer
     from shared.schema.features import FeatureBatch, PreprocessTask
     from shared.schema.ranking import RankedList, RankTask
     from shared.schema.speculative import PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
@@ -250,15 +251,18 @@ class Sequence(Station):
         from models.updates.stations import encoder_series
         from services.sequence.service import SequenceService
         from shared.userlog import RedisUserLog, connect
+        from shared.userlog.explored import RedisExploredLog
 
         super().__init__(place, place.config.sequence.replicas.threads)
         live = place.config.updates.live
         versions = self.follow(
             lambda base: encoder_series(place.weights(base), place.deltas(base), place.execution(base), live)
         )
-        log = RedisUserLog(connect(place.store), place.config.user_log())
+        client, config = connect(place.store), place.config.user_log()
+        log = RedisUserLog(client, config)
+        explored = RedisExploredLog(client, config.namespace, place.config.store.explored)
         self.service = SequenceService(
-            place.config.sequence.service, versions, log, self.clock, self.replica, self.logger
+            place.config.sequence.service, versions, log, self.clock, self.replica, self.logger, explored=explored
         )
 
     async def encode(self, task: EncodeTask) -> UserState:
@@ -270,6 +274,11 @@ class Sequence(Station):
         """See ``SequenceService.append``."""
         result: dict[str, int] = await self.service.append(events)
         return result
+
+    async def keep_explored(self, answer: ExploredAnswer) -> bool:
+        """See ``SequenceService.keep_explored``."""
+        kept: bool = await self.service.keep_explored(answer)
+        return kept
 
     async def forget(self, user: EntityId) -> bool:
         """See ``SequenceService.forget``."""
@@ -381,6 +390,7 @@ class Ingress(Station):
     def __init__(self, place: Place, handles: dict[str, DeploymentHandle[Any]]) -> None:
         from cluster.connect import connect_stations
         from cluster.status import MeshDirectory, ServeInformant
+        from services.ingress.gains import gain_series
         from services.ingress.model_info import ModelInfo
         from services.ingress.routing import router_for
         from services.ingress.service import IngressService
@@ -391,7 +401,8 @@ class Ingress(Station):
 
         def open_model(base: str) -> FrontModel:
             weights = place.weights(base)
-            return FrontModel(ModelInfo.from_weights(weights), router_for(config, weights, self.clock))
+            gains = gain_series(weights, place.deltas(base), place.config.updates.live)
+            return FrontModel(ModelInfo.from_weights(weights), router_for(config, weights, self.clock), gains)
 
         first = open_model(parse_stamp(order.version)[0])
         self.service = IngressService(
@@ -404,6 +415,7 @@ class Ingress(Station):
             first.router,
             self.logger,
             open_model,
+            first.gains,
         )
         self.service.serving.start(order)
 

@@ -30,7 +30,7 @@ def _codes(cls: type[RankMeshError]) -> list[str]:
 LABELS: Final[dict[str, tuple[str, ...]]] = {
     "kind": ("rank", "events"),
     "outcome": ("ok", "cancelled", *_codes(RankMeshError)),
-    "method": ("extract", "encode", "append", "forget", "lookup", "fill", "precompute", "rank"),
+    "method": ("extract", "encode", "append", "forget", "keep_explored", "lookup", "fill", "precompute", "rank"),
     "tier": ("light", "full"),
     "station": ("preprocess", "sequence", "embedding", "speculative", "ranking"),
     "stage": ("admission", "preprocess", "gather", "ranking", "render"),

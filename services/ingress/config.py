@@ -71,6 +71,20 @@ class PrecomputeConfig(Config):
     timeout_ms: float = Field(2_000, gt=0)
 
 
+class ExplorationConfig(Config):
+    """Explored answers that are kept for their outcomes; how many are explored says ``RouterConfig.explore_share``.
+
+    Args:
+        in_flight_max: Answers that are handed to the store at once in one replica; more are dropped and counted.
+        candidates_max: Candidates of one answer that are kept, its head.
+        timeout_ms: Longest time of one, milliseconds.
+    """
+
+    in_flight_max: int = Field(4, ge=1)
+    candidates_max: int = Field(64, ge=1, le=10_000)
+    timeout_ms: float = Field(1_000, gt=0)
+
+
 class RouterConfig(Config):
     """How requests are routed to tiers by what they are worth; see ``services.ingress.routing``.
 
@@ -183,6 +197,7 @@ class IngressConfig(Config):
         feedback: Labelled events while a version is tried.
         hedge: Second calls for slow look-ups.
         router: Choice of tiers by worth.
+        exploration: What is kept of explored answers.
     """
 
     mesh: str = Field("rankmesh", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -208,6 +223,7 @@ class IngressConfig(Config):
     feedback: FeedbackConfig = FeedbackConfig()
     hedge: HedgeConfig = HedgeConfig()
     router: RouterConfig = RouterConfig()
+    exploration: ExplorationConfig = ExplorationConfig()
 
     @model_validator(mode="after")
     def _tiers_are_distinct(self) -> IngressConfig:

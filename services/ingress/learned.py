@@ -115,6 +115,11 @@ class PriceControl:
         self._num_served = self._num_missed = self._num_seen = 0
         self._occupied = 0.0
 
+    def adopt(self, model: GainModel) -> None:
+        """Go by another gain model's table, at the share that was reached."""
+        self._model = model
+        self._price = model.price(self.share)
+
     def observe(self, busy_ms: float, *, missed: bool) -> None:
         """Take in one request that has ended."""
         self._busy_ms += busy_ms

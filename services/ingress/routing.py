@@ -120,6 +120,10 @@ class TierRouter(Protocol):
         """Drop what was learned of a user."""
         ...
 
+    def adopt(self, model: GainModel) -> None:
+        """Route by another gain model of the same weights version from now on."""
+        ...
+
 
 class BudgetRouter:
     """The best tier that the remaining budget and the present load allow; a tier that the client names is obeyed.
@@ -157,6 +161,9 @@ class BudgetRouter:
 
     def forget(self, user: EntityId) -> None:
         """Nothing was learned."""
+
+    def adopt(self, model: GainModel) -> None:
+        """No gain is looked at."""
 
     def forced(self, query: RouteQuery) -> TierChoice | None:
         """Return the only choice that client, load or budget leave; None: every tier is open.
@@ -261,6 +268,11 @@ class GainRouter:
     def forget(self, user: EntityId) -> None:
         """Drop the signals of a user."""
         self.users.forget(user)
+
+    def adopt(self, model: GainModel) -> None:
+        """Route by another gain model from now on; what was learned of users, costs and load stays."""
+        self._model = model
+        self.price.adopt(model)
 
     def _worth(self, signals: Signals | None, surface: str) -> npt.NDArray[np.float64]:
         if signals is None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from models.routing import GainModel
 from services.ingress.admission import Gate, RankGate
 from services.ingress.background import Precompute
 from services.ingress.checks import check_events, check_rank
 from services.ingress.config import IngressConfig
 from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
+from services.ingress.exploration import Exploration
 from services.ingress.feedback import Feedback
 from services.ingress.flow import Flow
 from services.ingress.hedge import Hedger
@@ -32,6 +34,7 @@ from shared.hashing import EntityId, canonical_id
 from shared.log import JsonLogger
 from shared.schema.api import Event, EventsRequest, RankRequest
 from shared.schema.ranking import RankedList
+from shared.weights.held import Series
 
 NEEDED = ("preprocess",)
 """Deployments without which no rank request can be answered, beside one ranking tier."""
@@ -50,6 +53,7 @@ class IngressService:
         router: Chooses the tier; default by budget and load.
         logger: One line a request, and one for each that failed.
         open_model: Reads another version that is rolled out; None: there is none.
+        gains: What the deltas of the first version make of its router; None: nothing.
 
     Raises:
         ConfigError: a tier or shard of the configuration has no station.
@@ -66,6 +70,7 @@ class IngressService:
         router: TierRouter | None = None,
         logger: JsonLogger | None = None,
         open_model: Callable[[str], FrontModel] | None = None,
+        gains: Series[GainModel] | None = None,
     ) -> None:
         tiers = [tier.name for tier in config.tiers]
         if set(tiers) != set(stations.ranking):
@@ -78,7 +83,7 @@ class IngressService:
         self._stations = stations
         self._directory = directory
         limits = (config.tiers, config.light_above_in_flight, config.light_above_load)
-        first = FrontModel(model, router or BudgetRouter(*limits))
+        first = FrontModel(model, router or BudgetRouter(*limits), gains)
         self.serving = Serving(model.version, first, open_model or _nothing_else, tiers, clock)
         self._logger = (logger or JsonLogger(clock=clock)).bind(service="ingress", replica=replica)
         self._ids = itertools.count(1)
@@ -88,6 +93,7 @@ class IngressService:
         self.events_gate = Gate("events", config.events_in_flight_max, config.retry_after_s, self._stats)
         self.precompute = Precompute(stations, config.precompute, clock, self.serving)
         self.feedback = Feedback(self._click_probability, config.feedback, self.serving)
+        self.exploration = Exploration(stations.sequence, config.exploration, clock)
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of a request in its document form; see ``answer``."""
@@ -120,6 +126,7 @@ class IngressService:
             try:
                 ranked = await flow.run()
                 self.precompute.offer(flow, ranked)
+                self.exploration.offer(flow, ranked, question.ids, self.serving.model(job.version).info.config.depths)
             except RankMeshError as error:
                 self._logger.warning("rank_failed", request_id=job.request_id, code=error.code, error=error)
                 router.observe(unserved(job, missed=isinstance(error, DeadlineExceededError)))
@@ -278,6 +285,9 @@ class IngressService:
             "precompute_stored": self.precompute.num_stored,
             "precompute_dropped": self.precompute.num_dropped,
             "precompute_failed": self.precompute.num_failed,
+            "explored_kept": self.exploration.num_kept,
+            "explored_dropped": self.exploration.num_dropped,
+            "explored_failed": self.exploration.num_failed,
         }
 
     def metrics(self) -> bytes:
@@ -298,7 +308,7 @@ class IngressService:
 
     async def aclose(self) -> None:
         """Stop what runs in the background."""
-        for background in (self.precompute, self.feedback):
+        for background in (self.precompute, self.feedback, self.exploration):
             background.close()
             await background.drain()
 

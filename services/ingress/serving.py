@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from models.routing import GainModel
 from services.ingress.directory import RolloutBody, UpdatesBody
 from services.ingress.model_info import ModelInfo
 from services.ingress.routing import TierRouter
@@ -19,6 +20,7 @@ from shared.clock import Clock
 from shared.errors import ConfigError, RankMeshError
 from shared.hashing import EntityId
 from shared.weights.deltas import parse_stamp
+from shared.weights.held import Series
 
 _BUCKETS = 1 << 32
 
@@ -57,10 +59,12 @@ class FrontModel:
     Args:
         info: Its names and limits.
         router: Chooses tiers with what the version says of them.
+        gains: What deltas make of that; None: the version says nothing of tiers.
     """
 
     info: ModelInfo
     router: TierRouter
+    gains: Series[GainModel] | None = None
 
 
 class Serving:
@@ -88,6 +92,7 @@ class Serving:
         self._in_flight: Counter[str] = Counter()
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._refused: dict[str, str] = {}
+        self._routed_by: dict[str, GainModel] = {}
         self._clock = clock
         self._since_s: dict[str, float] = {version: -math.inf}
         self.order = ServingOrder.first(version)
@@ -101,6 +106,9 @@ class Serving:
         for stamp in (order.version, order.canary):
             if stamp is not None and (base := parse_stamp(stamp)[0]) not in self._models:
                 self._models[base] = self._checked(base)
+            if stamp is not None:
+                self._advance(stamp)
+                self._adopt(stamp)
         self.order = order
         self._since_s = dict.fromkeys(self._asked(), -math.inf)
 
@@ -162,10 +170,19 @@ class Serving:
             else:
                 told = model.message if isinstance(model, RankMeshError) else f"{type(model).__name__}: {model}"
                 self._refused[base] = told
+        for stamp in sorted(stamps, key=parse_stamp):
+            if parse_stamp(stamp)[0] not in self._models:
+                continue
+            (failure,) = await asyncio.gather(asyncio.to_thread(self._advance, stamp), return_exceptions=True)
+            self._refused.pop(stamp, None)
+            if isinstance(failure, BaseException):
+                told = failure.message if isinstance(failure, RankMeshError) else f"{type(failure).__name__}: {failure}"
+                self._refused[stamp] = told
         bases = {parse_stamp(stamp)[0] for stamp in (*stamps, *self._in_flight, *self._asked())}
         self._models = {base: model for base, model in self._models.items() if base in bases}
-        self._refused = {base: reason for base, reason in self._refused.items() if base in bases}
-        held = [stamp for stamp in stamps if parse_stamp(stamp)[0] in self._models]
+        known = {*bases, *stamps}
+        self._refused = {name: reason for name, reason in self._refused.items() if name in known}
+        held = [stamp for stamp in stamps if parse_stamp(stamp)[0] in self._models and stamp not in self._refused]
         return {"held": held, "refused": dict(self._refused), "loading": []}
 
     async def take(self, order: ServingOrder) -> dict[str, Any]:
@@ -178,6 +195,9 @@ class Serving:
         for base in dict.fromkeys(parse_stamp(stamp)[0] for stamp in asked):
             if base not in self._models:  # an ingress that has just started
                 self._models[base] = await asyncio.to_thread(self._checked, base)
+        for stamp in asked:
+            await asyncio.to_thread(self._advance, stamp)
+            self._adopt(stamp)
         if (order.canary is None) != (self.order.canary is None):
             self._outcomes.clear()
         self.order = order
@@ -199,6 +219,24 @@ class Serving:
 
     def _asked(self) -> tuple[str, ...]:
         return tuple(stamp for stamp in (self.order.version, self.order.canary) if stamp is not None)
+
+    def _advance(self, stamp: str) -> None:
+        """Take up what the deltas up to a stamp say of tiers; blocks. An older state is no news: deltas only go on."""
+        base, sequence = parse_stamp(stamp)
+        gains = self._models[base].gains if base in self._models else None
+        if gains is not None and parse_stamp(gains.stamps()[-1])[1] < sequence:
+            gains.advance(sequence)
+
+    def _adopt(self, stamp: str) -> None:
+        base = parse_stamp(stamp)[0]
+        model = self._models[base]
+        if model.gains is None:
+            return
+        newest = model.gains.at(model.gains.stamps()[-1])
+        if self._routed_by.get(base) is not newest:
+            self._routed_by = {name: one for name, one in self._routed_by.items() if name in self._models}
+            self._routed_by[base] = newest
+            model.router.adopt(newest)
 
     def _checked(self, base: str) -> FrontModel:
         model = self._open(base)

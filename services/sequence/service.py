@@ -21,9 +21,11 @@ from shared.errors import DamagedLogError, DeadlineExceededError, StoreUnavailab
 from shared.hashing import EntityId
 from shared.log import JsonLogger
 from shared.schema.api import Event
+from shared.schema.explored import ExploredAnswer
 from shared.schema.stamp import Stamp
 from shared.schema.user import EncodeTask, UserHistory, UserState
 from shared.userlog import BufferedUserLog, UserLog
+from shared.userlog.explored import ExploredLog, MemoryExploredLog
 from shared.weights.held import OneVersion, Versions
 
 STATION = "sequence"
@@ -49,6 +51,7 @@ class SequenceService:
         replica: Name of this replica.
         logger: Where failed calls are logged.
         executor: Runs the network; None: a thread of its own.
+        explored: Keeps explored answers; None: the memory of this process does.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class SequenceService:
         replica: str,
         logger: JsonLogger | None = None,
         executor: Executor | None = None,
+        explored: ExploredLog | None = None,
     ) -> None:
         self.meter = Meter(STATION, replica, clock, logger)
+        self.explored = explored or MemoryExploredLog()
         self._config = config
         self._versions = versions
         self._log = BufferedUserLog(log, config.buffer, clock, self._lost)
@@ -149,11 +154,22 @@ class SequenceService:
         """
         with self.meter.call("forget"):
             found = await self._log.delete(user)
+            found = await self.explored.forget(user) or found
             self._visits.forget(user)
             self._histories.forget(user)
             # On the worker's thread, which owns the states, and behind what it encodes for this user now.
             await self._worker.run(Deadline.after_ms(FORGET_MS_MAX, self._clock), self._states.forget, user)
             return found
+
+    async def keep_explored(self, answer: ExploredAnswer) -> bool:
+        """Keep an explored answer until its outcome is known.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        with self.meter.call("keep_explored"):
+            await self.explored.add(answer)
+            return True
 
     def load(self) -> WorkerLoad:
         """Return how busy the compute thread is."""

@@ -144,6 +144,7 @@ def test_an_explored_answer_says_what_every_tier_would_have_said(world: _World) 
         np.testing.assert_allclose(said, [scores[int(found.order[row])] for row in compared], atol=1e-5)
     (batched,) = world.ranker.rank_together([RankAsk(*asked, 30, exits=True)], "full")
     assert isinstance(batched, Ranking)
+    assert batched.exits is not None
     np.testing.assert_allclose(batched.exits, found.exits, atol=1e-5)
 
 
