@@ -34,8 +34,10 @@ AFTER_LOGITS = frozenset(
         "models/stations.py",
         "training/deltas.py",
         "training/frontier.py",
+        "training/outcomes.py",
         "training/policy_value.py",
         "training/publish.py",
+        "training/recalibration.py",
         "training/routing.py",
         "training/samples.py",
     }

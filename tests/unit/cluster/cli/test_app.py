@@ -18,7 +18,7 @@ from shared.errors import ConfigError, StageUnavailableError
 
 VERBS = {
     *("run", "up", "down", "status", "rank", "events", "train", "evaluate", "publish", "delta", "simplify", "tables"),
-    *("rollout", "rollback", "weights"),
+    *("rollout", "rollback", "weights", "recalibrate"),
     *("quantize", "tune", "frontier", "plan", "bench", "compare", "verify", "chaos"),
 }
 
