@@ -11,46 +11,61 @@ every price. Logits are kept (``benchmarks.models.predictions``): a later run of
 * ``ne_gain_over_lot_*``: NE of tiers drawn by lot less that of the router, at equal cost;
 * ``dr_error_*``: how far estimates from logs of a random policy, which know the served tier's loss alone, are from what
   all tiers' losses say;
-* ``calibration_error_max``: largest distance of a tier's mean prediction over the base rate from 1.
+* ``calibration_error_max``: largest distance of a tier's mean prediction over the base rate from 1;
+* ``refitted_*``: the same, and NE, where calibration and worth follow the outcomes of explored requests that are at
+  least a day old (``benchmarks.models.prequential``), all of them or a share; beside it what was published.
+
+The parameter ``standard_error`` of a difference is that of the mean over seeds, from sums over users: rows of one user
+are not independent, and all seeds see the same users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.harness import quantiles
+from benchmarks.models import prequential
 from benchmarks.models.predictions import load_or_train
 from benchmarks.record import RESULTS_DIR, Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport
+from models.calibration import Calibration
 from models.routing import GainModel
 from shared.settings import load_settings
 from training.config import TrainConfig, load_train_config
 from training.data import Dataset, load_dataset
 from training.evaluate import Predictions, fit_calibration
 from training.frontier import Frontier, draw_frontier, frontier_chart
+from training.outcomes import JoinConfig
 from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
+from training.recalibration import RecalibrationConfig
 from training.routing import Floats, Slice, choose, cost_shares, fit_gain_model, slice_of
 
 TRAIN_CONFIG = Path("configs/train/quick.yaml")
 NUM_SEEDS = 3
 TRAIN_SHARE, QUICK_SHARE = 1.0, 0.02
 SHARES = (0.1, 0.25, 0.5, 0.75)
+EXPLORED_SHARES = (1.0, 0.1)
+"""Shares of the requests whose outcomes are known to the refit."""
+
+REFIT_SHARES = np.linspace(0.03, 1.0, 98)
 LOG_SHARE = 0.5
 """Share of the full tier's cost of the policy that is estimated from logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What one seed gave: its frontier, its gain model, and the test rows."""
+    """What one seed gave: its frontier, its calibration and gain model, and the test rows."""
 
     frontier: Frontier
     model: GainModel
     test: Slice
     costs: Floats
+    calibration: Calibration
+    stream: prequential.Stream
 
 
 def run(options: BenchmarkOptions) -> BenchmarkReport:
@@ -70,7 +85,7 @@ def run(options: BenchmarkOptions) -> BenchmarkReport:
     if not options.quick:
         chart = frontier_chart(found[0].frontier, "click NE on the T1 test rows by mean FLOPs of a request")
         (RESULTS_DIR / "frontier.svg").write_text(chart, encoding="utf-8")
-    figures = [*_curve(found, params), *_logs(found, params, options.seed)]
+    figures = [*_curve(found, params), *_followed(found, params), *_logs(found, params, options.seed)]
     return BenchmarkReport(tuple(figures), config.digest())
 
 
@@ -81,7 +96,8 @@ def _seed(config: TrainConfig, dataset: Dataset, said: Mapping[str, Predictions]
     valid = slice_of(dataset, split.valid, length, said["valid"], calibration)
     test = slice_of(dataset, split.test, length, said["test"], calibration)
     model = fit_gain_model(valid, costs)
-    return Seed(draw_frontier(config.model, model, test), model, test, costs)
+    stream = prequential.Stream.of(split.test, said["test"], test)
+    return Seed(draw_frontier(config.model, model, test), model, test, costs, calibration, stream)
 
 
 def _curve(found: Sequence[Seed], params: Mapping[str, Param]) -> list[Measurement]:
@@ -93,19 +109,92 @@ def _curve(found: Sequence[Seed], params: Mapping[str, Param]) -> list[Measureme
     columns["flops_saved_mean_curve"] = [_saved_on_mean_curve(frontiers)]
     columns["ne_change_at_75"] = [each.at(0.75).ne - each.uniform[-1].ne for each in frontiers]
     depths = list(frontiers[0].flops)
-    for depth in depths[1:]:
-        name = "ne_gain_at_equal_flops" + ("" if depth == depths[-1] else f"_depth_{depth}")
-        columns[name] = [each.ne_gains_at_equal_flops()[depth] for each in frontiers]
+    errors: dict[str, float] = {}
     for column, depth in enumerate(depths):
         columns[f"click_ne_depth_{depth}"] = [each.uniform[column].ne for each in frontiers]
+        if column:
+            name = "ne_gain_at_equal_flops" + ("" if depth == depths[-1] else f"_depth_{depth}")
+            columns[name] = [each.ne_gains_at_equal_flops()[depth] for each in frontiers]
+            errors[name] = _standard_error([_difference(each, column, each.costs[column]) for each in found], found)
     for share in SHARES:
         points = [each.at(share) for each in frontiers]
         columns[f"click_ne_routed_{share:.0%}"] = [point.ne for point in points]
         columns[f"ne_gain_over_lot_{share:.0%}"] = [
             each.ne_of_random_mix(point.share) - point.ne for each, point in zip(frontiers, points, strict=True)
         ]
+        errors[f"click_ne_routed_{share:.0%}"] = _standard_error(
+            [_difference(each, -1, share) for each in found], found
+        )
     flops: dict[str, Param] = {f"flops_depth_{depth}": count for depth, count in frontiers[0].flops.items()}
-    return [_mean(name, values, {**params, **flops}) for name, values in columns.items()]
+    return [_mean(name, values, {**params, **flops}, errors.get(name)) for name, values in columns.items()]
+
+
+def _difference(each: Seed, column: int, share: float) -> Floats:
+    """Return by how much NE of each row is better with the mix of a cost than at a depth alone: [N]."""
+    price = each.frontier.at(share).price
+    losses, gains = each.test.losses() / each.test.entropy(), each.model.gains(each.test.signals, each.test.surfaces)
+    chosen = choose(gains, each.costs, 0.0 if price is None else price)
+    return np.asarray(losses[:, column] - losses[np.arange(len(losses)), chosen], np.float64)
+
+
+def _standard_error(differences: Sequence[Floats], found: Sequence[Seed]) -> float:
+    """Return the standard error of the mean over seeds and rows, rows of one user taken as one: [N] of each seed."""
+    mean = np.mean(differences, axis=0)
+    sums = np.bincount(found[0].stream.rows.user_index, weights=mean - mean.mean())
+    return float(np.sqrt((sums**2).sum()) / len(mean))
+
+
+def _followed(found: Sequence[Seed], params: Mapping[str, Param]) -> list[Measurement]:
+    """Measure calibration and router that follow outcomes, beside what was published."""
+    join, config = JoinConfig(), RecalibrationConfig()
+    about: dict[str, Param] = {**params, "delay_s": join.delay_s, "half_life_s": config.half_life_s}
+    figures: list[Measurement] = []
+    depths = found[0].stream.depths
+    for share in (0.0, *EXPLORED_SHARES):
+        slices = [
+            replace(
+                each.test,
+                logits=prequential.recalibrated(each.stream, each.calibration, share, 0, join, config)
+                if share
+                else each.test.logits,
+            )
+            for each in found
+        ]
+        name = "published" if not share else "refitted" if share == 1.0 else f"refitted_{share:.0%}"
+        given = {**about, "explored_share": share}
+        figures.append(_mean(f"{name}_calibration_error_max", [_calibration_error(each) for each in slices], given))
+        for column, depth in enumerate(depths):
+            ratios = [_calibration_ratio(each, column) for each in slices]
+            nes = [float(each.losses()[:, column].mean() / each.entropy()) for each in slices]
+            figures += [
+                _mean(f"{name}_calibration_depth_{depth}", ratios, given),
+                _mean(f"{name}_click_ne_depth_{depth}", nes, given),
+            ]
+    return [*figures, *_followed_router(found, about, join, config)]
+
+
+def _followed_router(
+    found: Sequence[Seed], params: Mapping[str, Param], join: JoinConfig, config: RecalibrationConfig
+) -> list[Measurement]:
+    gains: dict[int, list[float]] = {depth: [] for depth in found[0].stream.depths[1:]}
+    differences: dict[int, list[Floats]] = {depth: [] for depth in gains}
+    saved: list[float] = []
+    for each in found:
+        chosen = prequential.rerouted(each.stream, each.calibration, each.model, each.costs, REFIT_SHARES, join, config)
+        losses, rows = each.test.losses() / each.test.entropy(), np.arange(len(each.test))
+        costs, nes = each.costs[chosen].mean(axis=1), np.array([losses[rows, one].mean() for one in chosen])
+        full = float(losses[:, -1].mean())
+        saved.append(1.0 - min(costs[nes <= full], default=1.0 + 1.0))
+        for column, depth in enumerate(gains, 1):
+            best = int(np.argmax(np.where(costs <= each.costs[column] + 1e-9, costs, -1.0)))
+            difference = np.asarray(losses[:, column] - losses[rows, chosen[best]], np.float64)
+            differences[depth].append(difference)
+            gains[depth].append(float(difference.mean()))
+    figures = [_mean("refitted_flops_saved_at_equal_ne", saved, params)]
+    for depth, values in gains.items():
+        name = "refitted_ne_gain_at_equal_flops" + ("" if depth == max(gains) else f"_depth_{depth}")
+        figures.append(_mean(name, values, params, _standard_error(differences[depth], found)))
+    return figures
 
 
 def _saved_on_mean_curve(frontiers: Sequence[Frontier]) -> float:
@@ -147,11 +236,20 @@ def _entropy(chance: Floats) -> Floats:
     return entropy
 
 
+def _calibration_ratio(rows: Slice, column: int) -> float:
+    """Return a depth's mean prediction over the base rate."""
+    return float((1 / (1 + np.exp(-rows.logits[:, column]))).mean() / rows.clicks.mean())
+
+
 def _calibration_error(rows: Slice) -> float:
-    means = (1 / (1 + np.exp(-rows.logits))).mean(axis=0)
-    return float(np.abs(means / rows.clicks.mean() - 1).max())
+    return max(abs(_calibration_ratio(rows, column) - 1) for column in range(len(rows.depths)))
 
 
-def _mean(name: str, values: Sequence[float], params: Mapping[str, Param]) -> Measurement:
+def _mean(
+    name: str, values: Sequence[float], params: Mapping[str, Param], standard_error: float | None = None
+) -> Measurement:
     name = name.replace("%", "")
-    return Measurement(name, round(float(np.mean(values)), 6), "1", quantiles(values), len(values), dict(params))
+    told = {} if standard_error is None else {"standard_error": round(standard_error, 6)}
+    each: dict[str, Param] = {f"seed_{number}": round(float(value), 6) for number, value in enumerate(values)}
+    about: dict[str, Param] = {**params, **told, **each}
+    return Measurement(name, round(float(np.mean(values)), 6), "1", quantiles(values), len(values), about)
