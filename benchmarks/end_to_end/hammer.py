@@ -1,9 +1,9 @@
 """A load generator in a process of its own: bodies made ahead, plain sockets, so that little of the machine is its own.
 
 Real clients are on other machines, and what the generator is late by itself counts as the mesh's. So it is ahead of the
-mesh in priority where it may (``benchmarks.ahead``), and its process is a session of its own, which Linux schedules as
-one: in another's it would wait for what others of that session have used. A client of a closed loop that is shed comes
-back when it is told to.
+mesh in priority where it may (``benchmarks.ahead``), as a session of its own, which Linux schedules as one: in
+another's it would wait for what others of that session have used. A client of a closed loop that is shed comes back
+when it is told to.
 
 ``hammer`` is called through a pool of one process; what it takes and returns travels by pickle.
 """
@@ -11,7 +11,6 @@ back when it is told to.
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,11 +66,6 @@ class Hits:
     late_ms: Floats
     status: npt.NDArray[np.int64]
     is_whole: npt.NDArray[np.bool_]
-
-
-def own_session() -> None:
-    """Make this process the leader of a session; for the start of the generator's process."""
-    os.setsid()
 
 
 def hammer(volley: Volley) -> Hits:

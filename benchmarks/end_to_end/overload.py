@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks.ahead import own_session
 from benchmarks.arrivals import ARRIVALS, Kind, Times, poisson_times
 from benchmarks.cases import CaseSource
-from benchmarks.end_to_end.hammer import Hits, Volley, hammer, own_session
+from benchmarks.end_to_end.hammer import Hits, Volley, hammer
 from benchmarks.harness import measure, quantiles
 from benchmarks.record import Measurement, Param
 from benchmarks.registry import BenchmarkOptions, BenchmarkReport

@@ -237,7 +237,10 @@ class EmbeddedStore:
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
                 pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C ends the launcher, which ends the store last
+                # Ctrl-C ends the launcher, which ends the store last. Not a session: Linux shares the cores out by
+                # session, and one of its own waited 10 to 15 ms for a core each time where a process of the mesh's
+                # waits 0.3.
+                process_group=0,
                 preexec_fn=_end_with(os.getpid()) if self._config.die_with_parent else None,
             )
 
