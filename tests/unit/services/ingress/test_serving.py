@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -99,6 +100,58 @@ async def test_a_state_settles_while_it_serves(serving: Serving, clock: ManualCl
     serving.start(ServingOrder(version="v", canary="w"))
     assert serving.has_settled("v", 3600)
     assert serving.has_settled("w", 3600)
+
+
+class _Gains:
+    """A series of gain models; the state after delta 3 is damaged."""
+
+    def __init__(self) -> None:
+        self.held = ["v"]
+        self.models: dict[str, Any] = {"v": object()}
+
+    def advance(self, sequence: int) -> None:
+        if sequence >= 3:
+            raise WeightsError(f"delta {sequence} is damaged")
+        self.held.append(f"v+{sequence}")
+        self.models[self.held[-1]] = object()
+
+    def at(self, stamp: str) -> Any:
+        return self.models[stamp]
+
+    def stamps(self) -> tuple[str, ...]:
+        return tuple(self.held)
+
+    def keep(self, stamps: Collection[str]) -> None:
+        """Nothing is let go of."""
+
+
+class _Adopting:
+    def __init__(self) -> None:
+        self.adopted: list[Any] = []
+
+    def adopt(self, model: Any) -> None:
+        self.adopted.append(model)
+
+
+async def test_the_router_goes_by_the_gain_model_of_the_state_that_serves(clock: ManualClock) -> None:
+    gains, router = _Gains(), _Adopting()
+    front_model = FrontModel(front("v").info, cast(TierRouter, router), gains)
+    serving = Serving("v", front_model, opened, ["full", "light"], clock)
+    assert (await serving.hold(["v", "v+2"]))["held"] == ["v", "v+2"]
+    assert router.adopted == [], "held is not served"
+    await serving.take(ServingOrder(version="v+2"))
+    await serving.take(ServingOrder(version="v+2"))
+    assert router.adopted == [gains.models["v+2"]]
+    said = await serving.hold(["v+2", "v+3"])
+    assert said["held"] == ["v+2"]
+    assert said["refused"] == {"v+3": "delta 3 is damaged"}
+    with pytest.raises(WeightsError):
+        await serving.take(ServingOrder(version="v+3"))
+    assert serving.order.version == "v+2"
+    assert (await serving.hold(["v+2"]))["refused"] == {}
+    late = Serving("v", FrontModel(front("v").info, cast(TierRouter, router), gains), opened, ["full"], clock)
+    late.start(ServingOrder(version="v+2"))
+    assert router.adopted[-1] is gains.models["v+2"], "a replica that starts goes by it too"
 
 
 async def test_outcomes_count_from_when_the_canary_began(serving: Serving) -> None:
