@@ -205,6 +205,8 @@ class RankerConfig(Config):
     Args:
         width: D, width of tables and tokens.
         history_length: Newest events of a user that are read.
+        surprise_half_days: Age in days at which an event counts half in the surprises (docs/encoder.md); None: all that
+            are read count alike.
         num_layers: Interaction layers, each with one layer of the history encoder.
         tables: Embedding tables.
         candidate_features: Features of a candidate, the order of axis F.
@@ -228,6 +230,7 @@ class RankerConfig(Config):
 
     width: int = Field(32, ge=4)
     history_length: int = Field(200, ge=1, le=65_536)
+    surprise_half_days: float | None = Field(None, gt=0)
     num_layers: int = Field(2, ge=1, le=32)
     tables: tuple[TableConfig, ...] = (
         TableConfig(name="item", placement="row_wise"),

@@ -52,6 +52,7 @@ GAP_SCALE = 16.0
 
 _NEWEST = 10
 _HOUR_S = 3600
+_DAY_S = 86_400.0
 _COUNTER_PRIOR = 2.0
 _SURPRISE_PRIOR, _SURPRISE_SCALE = 5.0, 4.0
 _TASTE_PRIOR_EVENTS, _TASTE_PRIOR_WEIGHT = 5.0, 3.6
@@ -141,6 +142,7 @@ def request_inputs(
     num_events: int,
     window_step: int,
     item_rates: npt.NDArray[np.float32],
+    surprise_half_days: float | None = None,
 ) -> RequestInputs:
     """Build the inputs of B requests.
 
@@ -155,6 +157,7 @@ def request_inputs(
         num_events: L, newest events that become tokens; all W count in the dense features and the taste.
         window_step: Events by which the oldest of them moves on at once, see ``window_start``.
         item_rates: float32 [item rows, 2], ``rates`` of every row of table ``item``.
+        surprise_half_days: See ``RankerConfig``.
     """
     gaps_s = np.where(mask, np.maximum(as_of_s[:, None] - timestamps_s, 0), 0)
     weights = np.where(mask, np.clip(weights, 0.0, WEIGHT_MAX), 0.0).astype(np.float32)
@@ -167,6 +170,7 @@ def request_inputs(
     def left(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.where(kept, np.take_along_axis(values, at, axis=1), 0)
 
+    counts = _event_counts(gaps_s, mask, surprise_half_days)
     times = left(timestamps_s)
     pauses_s = np.maximum(np.diff(times, axis=1, prepend=times[:, :1]), 0)
     pauses = gap_buckets(pauses_s)
@@ -180,7 +184,7 @@ def request_inputs(
         log_gaps=np.log1p(left(gaps_s).astype(np.float64)),
         mask=kept,
         dense=np.concatenate(
-            [_dense(weights, gaps_s, mask, num_total), _surprises(weights, item_rows, mask, item_rates)], axis=1
+            [_dense(weights, gaps_s, mask, num_total), _surprises(weights, item_rows, counts, item_rates)], axis=1
         ),
         taste_rows=np.where(mask, item_rows, 0),
         taste_weights=_taste_weights(weights, mask),
@@ -194,17 +198,27 @@ def _taste_weights(weights: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]
     return np.where(mask, (weights - usual) / np.sqrt(count), 0.0).astype(np.float32)
 
 
+def _event_counts(
+    gaps_s: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_], half_days: float | None
+) -> npt.NDArray[np.float64]:
+    """Return as how many events each one counts in the surprises: [B, W], 0 for padding."""
+    if half_days is None:
+        return mask.astype(np.float64)
+    # Not exponential: of someone who comes back after years, the old events are still the best there is.
+    return np.where(mask, 1.0 / (1.0 + gaps_s / (half_days * _DAY_S)), 0.0)
+
+
 def _surprises(
     weights: npt.NDArray[np.float32],
     item_rows: npt.NDArray[np.int64],
-    mask: npt.NDArray[np.bool_],
+    counts: npt.NDArray[np.float64],
     item_rates: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
     """Return how much oftener the user clicks, and converts, than others do on the same items: float32 [B, 2]."""
-    expected = item_rates[np.where(mask, item_rows, 0)]
+    expected = item_rates[np.where(counts > 0, item_rows, 0)]
     found = np.stack([weights >= POSITIVE_WEIGHT_MIN, weights >= WEIGHT_MAX], axis=2)
-    total = np.where(mask[:, :, None], found - expected, 0.0).sum(axis=1, dtype=np.float64)
-    return np.asarray(_SURPRISE_SCALE * total / (mask.sum(axis=1, keepdims=True) + _SURPRISE_PRIOR), np.float32)
+    total = ((found - expected) * counts[:, :, None]).sum(axis=1, dtype=np.float64)
+    return np.asarray(_SURPRISE_SCALE * total / (counts.sum(axis=1, keepdims=True) + _SURPRISE_PRIOR), np.float32)
 
 
 def _dense(

@@ -277,7 +277,7 @@ class Oracle:
         weights = [min(max(float(weight), 0.0), 5.0) for weight in history.weights[start:]]
         times = [int(time) for time in history.timestamps_s[start:]]
         gaps = [max(as_of_s - time, 0) for time in times]
-        surprises = self._surprises(history.item_keys[start:], weights)
+        surprises = self._surprises(history.item_keys[start:], weights, gaps)
         dense = torch.tensor([*_dense_features(weights, gaps, history.num_total), *surprises], dtype=torch.float32)
         made = self._plain.linear("dense.2", torch.relu(self._plain.linear("dense.0", dense))).view(-1, config.width)
         # The window's begin moves on in whole steps.
@@ -298,18 +298,21 @@ class Oracle:
             parts.append(self._item_token(key) * ((weight - usual) / math.sqrt(len(weights) + 5)))
         return torch.stack(parts).sum(0)
 
-    def _surprises(self, item_keys: npt.NDArray[np.int64], weights: list[float]) -> list[float]:
+    def _surprises(self, item_keys: npt.NDArray[np.int64], weights: list[float], gaps: list[int]) -> list[float]:
         """Return how much oftener than others the user clicked, and converted, on the items of a history."""
-        totals = [0.0, 0.0]
-        for key, weight in zip(item_keys.tolist(), weights, strict=True):
+        totals, num = [0.0, 0.0], 0.0
+        half = self.config.surprise_half_days
+        for key, weight, gap in zip(item_keys.tolist(), weights, gaps, strict=True):
+            share = 1.0 if half is None else half / (half + gap / 86400)
+            num += share
             for index, least in enumerate((4, 5)):
                 odds = (
                     float(self._counters[key][1 + index])
                     if key in self._rows["item"] and key in self._counters
                     else 0.0
                 )
-                totals[index] += (weight >= least) - 1 / (1 + math.exp(-2 * odds))
-        return [4 * total / (len(weights) + 5) for total in totals]
+                totals[index] += share * ((weight >= least) - 1 / (1 + math.exp(-2 * odds)))
+        return [4 * total / (num + 5) for total in totals]
 
     def _item_token(self, key: int) -> Tensor:
         """Return what an item embeds to as an event: [D]."""

@@ -121,6 +121,7 @@ class RequestEncoder:
             num_events=self._config.encoder.num_events,
             window_step=self._config.encoder.window_step,
             item_rates=self._tables.item_rates,
+            surprise_half_days=self._config.surprise_half_days,
         )
         return self._run(inputs, known)
 

@@ -120,6 +120,7 @@ class DatasetIndex:
             num_events=self.config.encoder.num_events,
             window_step=self.config.encoder.window_step,
             item_rates=self.item_rates,
+            surprise_half_days=self.config.surprise_half_days,
         )
 
     def groups(self, item_ids: Ints) -> Ints:

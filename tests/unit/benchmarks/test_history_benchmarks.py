@@ -22,13 +22,28 @@ def test_a_cut_history_is_a_short_one_that_hides_how_long_it_was(length: int) ->
     (whole,) = request_batches(rows, HistoryReader(log, 40, "strict", align="right"), 1_000)
     found = cut(whole, length).history
     expected = HistoryReader(log, max(length, 1), "strict", align="right").read_at(whole.user_index, whole.timestamp_s)
-    width = min(length, 40)
-    assert found.item_ids.shape[1] == width
+    width = min(int(expected.lengths.max()), 40) if length else 0
+    assert found.item_ids.shape[1] == width == min(length, 40)
     assert found.mask.sum(axis=1).tolist() == np.minimum(expected.lengths, width).tolist()
     assert found.lengths.tolist() == found.num_total.tolist() == np.minimum(expected.num_total, width).tolist()
     if 0 < length <= 40:
         for field in ("item_ids", "ratings", "timestamps_s", "mask"):
             assert getattr(found, field).tolist() == getattr(expected, field).tolist()
+
+
+def test_each_request_may_be_cut_to_a_length_of_its_own() -> None:
+    log, rows = tiny_dataset().log, tiny_dataset().split.test.select(slice(0, 100))
+    (whole,) = request_batches(rows, HistoryReader(log, 40, "strict", align="right"), 1_000)
+    lengths = np.arange(whole.num_requests) % 12
+    found = cut(whole, lengths).history
+    for place, length in enumerate(lengths.tolist()):
+        alone = cut(whole, length).history
+        kept = min(length, int(whole.history.lengths[place]))
+        assert found.lengths[place] == found.num_total[place] == kept == found.mask[place].sum()
+        newest = slice(found.item_ids.shape[1] - kept, None)
+        expected = slice(alone.item_ids.shape[1] - kept, None)
+        assert found.item_ids[place, newest].tolist() == alone.item_ids[place, expected].tolist()
+        assert not found.item_ids[place, : newest.start].any()
 
 
 def test_every_third_request_is_whole() -> None:
@@ -82,5 +97,5 @@ def test_both_forms_read_the_same_newest_events_and_merged_takes_fewer_operators
 
 def test_the_chart_is_drawn(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("chart") / "length.svg"
-    draw([10, 100], [0.81, 0.8], 0.82, 0.005, path)
+    draw([10, 100], {"alike": [0.81, 0.8], "aged": [0.81, 0.79]}, path)
     assert "history length" in path.read_text(encoding="utf-8")

@@ -205,6 +205,32 @@ def test_surprise_is_zero_for_a_user_who_clicks_as_all_do_and_has_the_sign_of_th
     assert surprises(4.0, 3.0, 3.0) == pytest.approx([4 * -0.5 / 8, 4 * -0.75 / 8])
 
 
+def test_an_event_that_is_half_days_old_counts_half_in_the_surprises() -> None:
+    day_s = 86_400
+
+    def surprises(ages_days: list[int], given: list[float], half_days: float | None) -> list[float]:
+        inputs = request_inputs(
+            np.zeros((1, 1), np.int64),
+            np.ones((1, len(given)), np.int64),
+            np.array([given], np.float32),
+            1_000 * day_s - np.array([ages_days]) * day_s,
+            np.ones((1, len(given)), np.bool_),
+            np.array([len(given)]),
+            np.array([1_000 * day_s]),
+            num_events=2,
+            window_step=1,
+            item_rates=np.array([[0.0, 0.0], [0.5, 0.25]], np.float32),
+            surprise_half_days=half_days,
+        )
+        found: list[float] = inputs.dense[0, -2:].tolist()
+        return found
+
+    assert surprises([30, 0], [1.0, 5.0], None) == pytest.approx([0.0, 4 * 0.5 / 7])
+    assert surprises([30, 0], [1.0, 5.0], 30.0) == pytest.approx([4 * 0.25 / 6.5, 4 * 0.625 / 6.5])
+    assert surprises([90, 0], [1.0, 5.0], 30.0) == pytest.approx([4 * 0.375 / 6.25, 4 * 0.6875 / 6.25])
+    assert surprises([0, 0], [1.0, 5.0], 30.0) == surprises([0, 0], [1.0, 5.0], None)
+
+
 def test_an_item_without_events_has_even_odds() -> None:
     unseen, seen = rates(counter_features(*(np.array([0, count]) for count in (8, 6, 2))))
     assert unseen.tolist() == [0.5, 0.5]

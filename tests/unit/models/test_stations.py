@@ -149,7 +149,9 @@ def test_an_explored_answer_says_what_every_tier_would_have_said(world: _World) 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"request_ratio": 1.5}, {"bias": True}, {"num_layers": 3}, {"num_layers": 1}], ids=str
+    "changes",
+    [{"request_ratio": 1.5}, {"bias": True}, {"num_layers": 3}, {"num_layers": 1}, {"surprise_half_days": 0.01}],
+    ids=str,
 )
 def test_other_models_equal_the_oracle(changes: dict[str, Any]) -> None:
     other = _World(_CONFIG.model_copy(update=changes))
