@@ -128,10 +128,14 @@ class Resources:
         found = [
             slope
             for (resource, part), series in parts.items()
-            if (slope := fit(resource, part, series, self.plan.bounds.get(resource), self.plan.span_min_s)) is not None
+            if (slope := fit(resource, part, series, self._bound(resource, part), self.plan.span_min_s)) is not None
         ]
         order: list[Resource] = ["rss", "descriptors", "threads", "object_store", "store", "connections"]
         return sorted(found, key=lambda each: (order.index(each.resource), -each.level))
+
+    def _bound(self, resource: Resource, part: str) -> Bound | None:
+        """Return how fast a part may grow; the lab is none of the mesh: it remembers every request until its report."""
+        return None if part == LAB else self.plan.bounds.get(resource)
 
     def _read(self) -> dict[Key, float]:
         """Return everything that is read from files now."""

@@ -1,12 +1,27 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from typing import cast
 
 import pytest
 
-from benchmarks.chaos.resources import Key, held_by, largest, parse_object_store, part_of, totals
+from benchmarks.chaos.resources import (
+    LAB,
+    Key,
+    ResourcePlan,
+    Resources,
+    held_by,
+    largest,
+    parse_object_store,
+    part_of,
+    totals,
+)
+from benchmarks.chaos.slopes import Bound
+from cluster.local import Mesh
+from shared.clock import ManualClock
 
 DUMP = """NodeManager:
 InitialConfigResources: {object_store_memory: 2.68435e+08, CPU: 2}
@@ -71,3 +86,15 @@ def test_processes_of_a_part_are_added_up_by_time() -> None:
     assert parts == {"ingress": [10.0, 31.0, 21.0], "store": [5.0, 5.0, 5.0]}
     assert [part for part, _ in largest(parts, 1)] == ["ingress"]
     assert totals(series, "rss", 2)[0] == [0.0, 20.0]
+
+
+def test_the_lab_is_shown_and_not_judged() -> None:
+    plan = ResourcePlan(settle_s=20.0, span_min_s=10.0, bounds={"rss": Bound(share_per_h=0.0, floor_per_h=1.0)})
+    resources = Resources(cast(Mesh, None), None, plan, ManualClock(), io.BytesIO())
+    for part in ("sequence", LAB):
+        resources.series["rss", part, 1] = [(10.0 * number, 1e8 + 1e5 * number) for number in range(9)]
+    by_part = {slope.part: slope for slope in resources.slopes()}
+    assert by_part["sequence"].exceeds
+    assert not by_part[LAB].exceeds
+    assert by_part[LAB].per_hour == by_part["sequence"].per_hour
+    assert by_part["sequence"].num_samples == 7, "the first are left out: it settles"
