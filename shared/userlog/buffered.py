@@ -15,7 +15,7 @@ from shared.hashing import EntityId, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
 from shared.userlog.api import AppendResult, HistoryQuery, UserLoad, UserLog
-from shared.userlog.records import numbered, source_number
+from shared.userlog.records import check_sources, numbered
 
 
 class BufferConfig(Config):
@@ -79,8 +79,7 @@ class BufferedUserLog:
             DamagedLogError: some users' logs are damaged; the events of all others are written, none is kept.
             StoreUnavailableError: the store is down and the buffer has no room for all of them; none is kept then.
         """
-        for event in events:  # now: what the log refuses later would hold up everything behind it for ever
-            source_number(event.source, self._sources)
+        check_sources(events, self._sources)  # now: what is refused later would hold up everything behind it for ever
         if not self._waiting:
             try:
                 return await self._log.append(events)

@@ -14,7 +14,7 @@ from shared.hashing import EntityId, id_key, store_token
 from shared.schema.api import Event
 from shared.schema.user import UserHistory
 from shared.userlog.api import SOURCES, AppendResult, HistoryQuery, UserLoad
-from shared.userlog.records import numbered, source_number
+from shared.userlog.records import check_sources, numbered, source_number
 
 _Entry: TypeAlias = tuple[int, int, int, float, int]
 """timestamp, event key, item key, weight, source."""
@@ -44,6 +44,7 @@ class MemoryUserLog:
         """Add events."""
         await self.check()
         by_user: dict[str, list[_Entry]] = {}
+        check_sources(events, self._sources)
         for event in events:
             source = source_number(event.source, self._sources)
             entry = (event.timestamp_s, id_key(event.event_id), id_key(event.item_id), float(event.weight), source)

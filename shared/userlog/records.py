@@ -88,8 +88,18 @@ def numbered(names: Sequence[str]) -> Sources:
     return {None: 0, **{name: number for number, name in enumerate(names)}}
 
 
-def source_number(name: str | None, sources: Sources) -> int:
-    """Return the number of a source.
+def check_sources(events: Sequence[Event], sources: Sources) -> None:
+    """Refuse events of sources that the log does not have.
+
+    Raises:
+        InvalidRequestError: names the first such event by its position.
+    """
+    for position, event in enumerate(events):
+        source_number(event.source, sources, f"events.{position}.source")
+
+
+def source_number(name: str | None, sources: Sources, field: str = "source") -> int:
+    """Return the number of a source; ``field`` is what an error calls it.
 
     Raises:
         InvalidRequestError: the log has no source of that name.
@@ -99,5 +109,5 @@ def source_number(name: str | None, sources: Sources) -> int:
     except KeyError:
         known = ", ".join(other for other in sources if other is not None)
         raise InvalidRequestError(
-            f"source must be one of {known}, is {name}", field="source", limit=known, value=name
+            f"{field} must be one of {known}, is {name}", field=field, limit=known, value=name
         ) from None

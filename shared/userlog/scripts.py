@@ -224,15 +224,20 @@ local function time_at(block, place)
   return time
 end
 
--- Puts late events into the block where they belong; an equal time that is there already came first. Returns the blocks
--- and the numbers of those that changed, or none where one was split and all have other numbers.
-local function insert_late(blocks, added, size)
-  local places, result, changed = {}, {}, {}
+-- Puts late events into the block where they belong; an equal time that is there already came first. At most `most`
+-- blocks are rewritten: events of further ones are left. Returns the blocks; the numbers of those that changed, or none
+-- where one was split and all have other numbers; how many events were put.
+local function insert_late(blocks, added, size, most)
+  local places, result, changed, num_places, num_put = {}, {}, {}, 0, 0
   for _, one in ipairs(added) do
     local number = #blocks
     while number > 1 and header(blocks[number]).first > one.time do number = number - 1 end
-    places[number] = places[number] or {}
+    if not places[number] then
+      if num_places == most then break end
+      places[number], num_places = {}, num_places + 1
+    end
     table.insert(places[number], one)
+    num_put = num_put + 1
   end
   for number, block in ipairs(blocks) do
     if not places[number] then
@@ -254,7 +259,7 @@ local function insert_late(blocks, added, size)
       changed[#changed + 1] = number
     end
   end
-  return result, #result == #blocks and changed or nil
+  return result, #result == #blocks and changed or nil, num_put
 end
 
 -- Drops the oldest blocks that the newest `keep` events do not need; returns how many events are left.
@@ -269,8 +274,8 @@ local function trim(blocks, total, keep)
 end
 
 -- Adds records of one user, distinct and ordered by time. Returns what became of each: a appended, d there already,
--- x too old for a full log.
-local function add(key, records, keep, size)
+-- x too old for a full log, r left for another step.
+local function add(key, records, keep, size, most)
   local num_new = #records / R
   if num_new % 1 ~= 0 then error('user log is damaged: ' .. #records .. ' bytes of records') end
   local blocks = redis.call('LRANGE', key, 0, -1)
@@ -293,10 +298,15 @@ local function add(key, records, keep, size)
     fates[#fates + 1] = fate
   end
   if #added == 0 then return concat(fates) end
-  local num_kept, changed = #blocks, {}
+  local num_kept, changed, num_put = #blocks, {}, #added
   if num_kept > 0 and header(blocks[num_kept]).last > added[1].time then
-    blocks, changed = insert_late(blocks, added, size)
+    blocks, changed, num_put = insert_late(blocks, added, size, most)
     epoch = new_epoch(epoch)
+    local num_left = #added - num_put
+    for i = #fates, 1, -1 do
+      if num_left == 0 then break end
+      if fates[i] == 'a' then fates[i], num_left = 'r', num_left - 1 end
+    end
   else
     local next = 1
     while num_kept > 0 and next <= #added and header(blocks[num_kept]).count < size do
@@ -316,10 +326,10 @@ local function add(key, records, keep, size)
   for _, number in ipairs(changed) do redis.call('LSET', key, num_cut + number, blocks[number]) end
   for number = num_kept + 1, #blocks do redis.call('RPUSH', key, blocks[number]) end
   local num_blocks = #blocks
-  total = trim(blocks, total + #added, keep)
+  total = trim(blocks, total + num_put, keep)
   num_cut = num_cut + num_blocks - #blocks
   if num_cut > 0 then redis.call('LTRIM', key, num_cut, -1) end  -- the last that goes gives its place to the meta data
-  went = went + #added - total
+  went = went + num_put - total
   redis.call('LSET', key, 0, pack(META, VERSION, total, gone + num_cut, epoch, went))
   return concat(fates)
 end
@@ -331,13 +341,14 @@ local function adopt(key, old_key, keep, size)
   if #old % 28 ~= 0 then error('user log is damaged: ' .. #old .. ' bytes') end
   local records = {}
   for at = 1, #old, 28 do records[#records + 1] = sub(old, at, at + 27) .. '\\0' end
-  add(key, concat(records), keep, size)
+  add(key, concat(records), keep, size, 1)
   redis.call('DEL', old_key)
 end
 """
 
 # KEYS: log, log of the release before, profile. ARGV: records of one user, distinct and ordered by timestamp; keep;
-# events of a block; time to live in seconds, 0 for ever. Returns what became of each record, one letter each.
+# events of a block; time to live in seconds, 0 for ever; blocks that may be rewritten for late events. Returns what
+# became of each record, one letter each.
 APPEND: Final = Script(
     _CONSTANTS
     + _CODEC
@@ -345,7 +356,7 @@ APPEND: Final = Script(
     + """
 local keep, size, ttl = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 adopt(KEYS[1], KEYS[2], keep, size)
-local fates = add(KEYS[1], ARGV[1], keep, size)
+local fates = add(KEYS[1], ARGV[1], keep, size, tonumber(ARGV[5]))
 if ttl > 0 then
   redis.call('EXPIRE', KEYS[1], ttl)
   redis.call('EXPIRE', KEYS[3], ttl)

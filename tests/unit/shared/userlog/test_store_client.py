@@ -159,6 +159,32 @@ async def test_append_is_one_round_trip_for_many_users(server: EmbeddedStore, na
         await client.aclose()
 
 
+async def test_many_users_take_several_trips_so_that_others_get_a_turn(
+    server: EmbeddedStore, namespace: str, event: MakeEvent
+) -> None:
+    """The store works off a whole pipeline before it answers anybody else."""
+    num_replies = 0
+
+    def count() -> float:
+        nonlocal num_replies
+        num_replies += 1
+        return 0.0
+
+    async with TcpProxy(port_of(server), count) as proxy:
+        client = connect(store_config(proxy))
+        log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=5_000))
+        await log.append([event("a", 1)])
+        await log.read(1, LATER, 5)
+        num_replies = 0
+        await log.append([event(f"e{n}", n, user=n) for n in range(70)])
+        assert num_replies == 3
+        for limit, expected in ((5, 3), (200, 3), (2_048, 18)):  # at most 9,000 events and 32 users
+            num_replies = 0
+            assert len(await log.read_many([HistoryQuery(user, LATER) for user in range(70)], limit)) == 70
+            assert num_replies == expected
+        await client.aclose()
+
+
 async def test_a_refusal_of_the_server_is_a_store_error(
     client: StoreClient, redis_log: RedisUserLog, namespace: str, event: MakeEvent
 ) -> None:
