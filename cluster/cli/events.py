@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -68,8 +68,9 @@ def events(
     A line of the file: {"event_id": "e1", "user_id": 6040, "item_id": 260, "weight": 5, "timestamp_s": 978300000}
     """
     if context.invoked_subcommand is not None:
-        if user or item or file:
-            raise usage_error(f"they go after {context.invoked_subcommand}", "--user, --item, --file")
+        mesh = {"--name": name != DEFAULT_NAME, "--port": port, "--url": url, "--json": as_json}
+        event = {"--user": user, "--item": item, "--at": at, "--source": source, "--id": event_id, "--file": file}
+        _refuse_before(context.invoked_subcommand, {**event, **mesh})
         return
     from rich.console import Console
 
@@ -98,12 +99,22 @@ def events(
 
         sys.stdout.write(json.dumps(counts) + "\n")
         return
+    Console(highlight=False).print(_counts_in_words(counts))
+
+
+def _counts_in_words(counts: Mapping[str, int]) -> str:
     words = [f"{counts['appended']:,} appended", f"{counts['duplicates']:,} there already"]
     if counts["expired"]:
         words.append(f"{counts['expired']:,} older than all that a full log holds")
     if counts["buffered"]:
         words.append(f"{counts['buffered']:,} kept in memory until the store is back")
-    Console(highlight=False).print(", ".join(words))
+    return ", ".join(words)
+
+
+def _refuse_before(verb: str, options: Mapping[str, object]) -> None:
+    """Refuse options before a verb: dropped silently, a name would leave the verb to another mesh."""
+    if given := [option for option, value in options.items() if value]:
+        raise usage_error(f"they go after {verb}", ", ".join(given))
 
 
 def _append(client: Client, batch: EventsRequest, at: str | None) -> EventsResponse:

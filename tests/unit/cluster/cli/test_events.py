@@ -113,10 +113,16 @@ def test_a_user_is_deleted_by_a_verb_of_its_own(monkeypatch: pytest.MonkeyPatch,
     assert json.loads(result.output) == {"user_id": "a/b", "deleted": deleted}
 
 
-def test_options_of_an_append_do_not_go_before_delete() -> None:
-    result = CliRunner().invoke(app, ["events", "--user", "7", "delete", "--user", "8"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--user", "7"), ("--name", "other"), ("--port", "8471"), ("--url", "http://x"), ("--at", "5"), ("--source", "s")],
+)
+def test_options_before_delete_are_not_dropped(option: str, value: str) -> None:
+    """A name that is dropped would leave the deletion to another mesh."""
+    result = CliRunner().invoke(app, ["events", option, value, "delete", "--user", "8"])
     assert result.exit_code == 2
     assert "go after delete" in result.output
+    assert option in result.output
 
 
 def test_a_time_that_the_mesh_refuses_is_told_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
