@@ -34,7 +34,7 @@ class Exploration:
         self._sequence = sequence
         self._config = config
         self._clock = clock
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], EntityId] = {}
         self.num_kept = 0
         self.num_dropped = 0
         self.num_failed = 0
@@ -74,9 +74,15 @@ class Exploration:
             signals=np.asarray(ranked.signals, np.float32),
         )
         task = asyncio.get_running_loop().create_task(self._keep(answer), name="exploration")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = answer.user
+        task.add_done_callback(self._running.pop)
         return True
+
+    def forget(self, user: EntityId) -> None:
+        """Keep nothing of a user that is on its way."""
+        for task, of in self._running.items():
+            if of == user:
+                task.cancel()
 
     async def drain(self) -> None:
         """Wait until none runs."""

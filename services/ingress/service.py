@@ -185,6 +185,7 @@ class IngressService:
         """
         known = canonical_id(user)
         with self._events():
+            self.exploration.forget(known)
             stations = (self._stations.sequence, self._stations.speculative)
             found = [await self._twice(station, "forget", known) for station in stations]
             self.serving.forget(known)

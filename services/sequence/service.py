@@ -146,7 +146,7 @@ class SequenceService:
             return counts
 
     async def forget(self, user: EntityId) -> bool:
-        """Delete a user's events and profile, those that wait in this replica included.
+        """Delete a user's events, profile and explored answers, those that wait in this replica included.
 
         Raises:
             StoreUnavailableError: the store is out of reach; nothing is deleted then.
@@ -154,12 +154,11 @@ class SequenceService:
         """
         with self.meter.call("forget"):
             found = await self._log.delete(user)
-            found = await self.explored.forget(user) or found
             self._visits.forget(user)
             self._histories.forget(user)
             # On the worker's thread, which owns the states, and behind what it encodes for this user now.
             await self._worker.run(Deadline.after_ms(FORGET_MS_MAX, self._clock), self._states.forget, user)
-            return found
+            return await self.explored.forget(user) or found
 
     async def keep_explored(self, answer: ExploredAnswer) -> bool:
         """Keep an explored answer until its outcome is known.
@@ -167,8 +166,10 @@ class SequenceService:
         Raises:
             StoreUnavailableError: the store is out of reach.
         """
-        with self.meter.call("keep_explored"):
+        with self.meter.call("keep_explored"), self._visits.of(answer.user) as visit:
             await self.explored.add(answer)
+            if visit.is_forgotten:
+                await self.explored.forget(answer.user)
             return True
 
     def load(self) -> WorkerLoad:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,27 @@ async def test_a_deleted_user_has_no_explored_answers(tmp_path: Path) -> None:
         await mesh.explore(1)
         await mesh.explore(2)
         assert (await mesh.ingress.forget(1))["deleted"]
+        assert [ExploredAnswer.decode(data, 2).user for data in mesh.explored()] == [2]
+        request = RankRequest(user_id=3, candidates=ITEMS, timestamp_s=NOW_S, speculative=False)
+        await mesh.ingress.rank(request)  # its answer is on its way to the store
+        await mesh.ingress.forget(3)
+        await mesh.ingress.exploration.drain()
+        assert [ExploredAnswer.decode(data, 2).user for data in mesh.explored()] == [2]
+        sequence = mesh.services["sequence"].inner
+        late = ExploredAnswer.decode(mesh.explored()[0], 2)
+        keeping, log = asyncio.Event(), sequence.explored
+        plain_add = log.add
+
+        async def slow_add(answer: ExploredAnswer) -> None:
+            await keeping.wait()
+            await plain_add(answer)
+
+        log.add = slow_add
+        kept = asyncio.create_task(sequence.keep_explored(replace(late, user=4)))
+        await asyncio.sleep(0)
+        await sequence.forget(4)
+        keeping.set()
+        await kept
         assert [ExploredAnswer.decode(data, 2).user for data in mesh.explored()] == [2]
     finally:
         await mesh.aclose()
