@@ -22,6 +22,11 @@ def processor_s() -> float:
     return time.process_time()
 
 
+async def give_way() -> None:
+    """Let everything run first that the event loop has ready: between two parts of long work."""
+    await asyncio.sleep(0)
+
+
 class Clock(Protocol):
     """Time as the services see it."""
 

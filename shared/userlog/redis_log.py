@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pydantic import Field
 from redis.exceptions import NoScriptError, RedisError
 
+from shared.clock import give_way
 from shared.config import Config
 from shared.errors import DamagedLogError
 from shared.hashing import EntityId, store_token
@@ -283,6 +284,7 @@ class RedisUserLog:
             columns = decode_blocks([reply[2] for reply in replies])
             for number, (_, read) in enumerate(pending):
                 read.take(replies[number], columns, number)
+            await give_way()  # a read that waits for this process comes before the next trip of a long one
             pending = [one for one in pending if not one[1].done]
         return [read.history() for read in reads]
 

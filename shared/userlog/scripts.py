@@ -191,24 +191,43 @@ end
 """
 
 _ADD = """
--- Which ids the newest `keep` events of the log have: a function of an id.
+-- Events of a block, without reading the rest of its header.
+local function count_of(block)
+  if #block < H then header(block) end
+  local low, high = byte(block, 3, 4)
+  return low + 256 * high
+end
+
+-- Which ids the newest `keep` events of the log have: a function of an id. Few are searched for in the blocks as they
+-- are: to copy the ids of a long log, or to read all its headers, takes longer than to search it.
 local function knowledge(blocks, hidden, num_new)
+  if num_new <= 4 then
+    return function(id)
+      for number, block in ipairs(blocks) do
+        local first = H + 6 * (number == 1 and hidden or 0) + 1
+        local last = H + 6 * count_of(block) - 5
+        local at = find(block, id, first, true)
+        while at and at <= last do
+          if (at - H) % 6 == 1 then return true end
+          at = find(block, id, at + 1, true)
+        end
+      end
+    end
+  end
   local texts = {}
   for number, block in ipairs(blocks) do
-    texts[number] = sub(block, H + 6 * (number == 1 and hidden or 0) + 1, H + 6 * header(block).count)
+    texts[number] = sub(block, H + 6 * (number == 1 and hidden or 0) + 1, H + 6 * count_of(block))
   end
-  if num_new > 4 then texts = {concat(texts)} end  -- a search in one long text costs less than many in short ones
+  local text = concat(texts)  -- a search in one long text costs less than many in short ones
   if num_new > 256 then  -- many: one table of all ids, or the cost would be their product
     local ids = {}
-    for at = 1, #texts[1], 6 do ids[sub(texts[1], at, at + 5)] = true end
+    for at = 1, #text, 6 do ids[sub(text, at, at + 5)] = true end
     return function(id) return ids[id] end
   end
   return function(id)
-    for _, text in ipairs(texts) do
-      local at = find(text, id, 1, true)
-      while at and at % 6 ~= 1 do at = find(text, id, at + 1, true) end
-      if at then return true end
-    end
+    local at = find(text, id, 1, true)
+    while at and at % 6 ~= 1 do at = find(text, id, at + 1, true) end
+    return at
   end
 end
 

@@ -92,7 +92,15 @@ async def cancel_many(server: EmbeddedStore, namespace: str, num_cancels: int, w
     assert port is not None
     async with TcpProxy(port, lambda: rng.random() * 0.002) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        config = StoreConfig(url=url, retries=0, connections_max=NUM_CONNECTIONS, pool_wait_ms=20_000)
+        # Long waits: on a busy machine no read may fail for another reason than that it was cancelled.
+        config = StoreConfig(
+            url=url,
+            retries=0,
+            connections_max=NUM_CONNECTIONS,
+            pool_wait_ms=20_000,
+            connect_timeout_ms=20_000,
+            io_timeout_ms=20_000,
+        )
         client = connect(config)
         # Short blocks and trips: half of the histories are read in several, and cancelled between two as well.
         limits = UserLogConfig(namespace=namespace, timeout_ms=20_000, block_events=2, read_events_max=4)

@@ -342,3 +342,21 @@ def _plain(history: UserHistory) -> tuple[object, ...]:
     assert history.sources is not None
     columns = (history.item_keys, history.timestamps_s, history.weights, history.sources)
     return (*(column.tolist() for column in columns), history.num_total, history.profile)
+
+
+@pytest.mark.parametrize("num_more", [0, 2])
+async def test_an_id_whose_bytes_lie_across_two_others_or_in_another_column_is_new(
+    log: UserLog, event: MakeEvent, num_more: int
+) -> None:
+    def id_of(*digits: int) -> str:
+        return str(int.from_bytes(bytes(digits), "little"))
+
+    first, second = id_of(1, 2, 3, 4, 5, 6), id_of(7, 8, 9, 10, 11, 12)
+    await log.append([event(first, 1, item=21), event(second, 2, item=22)])
+    more = [event(f"more{n}", 10 + n) for n in range(num_more)]  # a few ids are searched for in another way than many
+    across = [event(id_of(4, 5, 6, 7, 8, 9), 3, item=23), event(first, 9), event(second, 9)]
+    assert await log.append([*across, *more]) == AppendResult(appended=1 + num_more, duplicates=2)
+    await log.delete(1)
+    # The items of six events are six bytes, one after the other, and so would be the id that has these.
+    await log.append([event(str(n), n, item=n) for n in range(1, 7)])
+    assert await log.append([event(id_of(1, 2, 3, 4, 5, 6), 50), *more]) == AppendResult(appended=1 + num_more)
