@@ -36,6 +36,7 @@ _WORDS = {
     "tuple_type": "must be a list",
 }
 _NO_VALUE = ("missing", "extra_forbidden")
+_OF_TYPE = ("int_type", "float_type", "bool_type")
 _OF_LENGTH = ("too_short", "too_long", "string_too_short", "string_too_long")
 
 
@@ -73,11 +74,16 @@ def broken(field: str, errors: Sequence[ErrorDetails], value: str) -> str:
         errors: Reports of that field, at least one: the members of a union report one each.
         value: The value, as it may be shown; empty: none is.
     """
-    first, *others = dict.fromkeys(map(rule, errors))
+    rules = dict.fromkeys(map(rule, errors))
+    if any(asked.endswith("number") for asked in rules):
+        rules.pop("must be an integer", None)  # which is a number
+    first, *others = rules
     kind = errors[0]["type"]
     asked = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
     if kind in _OF_LENGTH:
         value = _length(errors[0])
+    elif kind in _OF_TYPE and isinstance(errors[0]["input"], str) and value:
+        value = f"the text {value}"  # 5 is a number, and "5" looks like one
     verb = "has" if kind in _OF_LENGTH else "is"
     told = f", {verb} {value}" if value and kind not in _NO_VALUE else ""
     joint = " " if asked.startswith(("must ", "is ")) else ": "

@@ -91,6 +91,7 @@ def test_a_wrong_feature_is_named_without_the_inside_of_the_server(value: object
         ({"user_id": -1}, f"user_id: integer id must be from 0 to {2**63 - 1}, is -1", None, "-1"),
         ({"tier": "no such"}, "tier must match ^[A-Za-z0-9][A-Za-z0-9_.-]*$, is no such", None, "no such"),
         ({"novelty": 1}, "novelty is not a field", "known fields", "1"),
+        ({"limit": "5"}, "limit must be an integer, is the text 5", None, "5"),
     ],
 )
 def test_the_rule_is_told_in_plain_words(changes: dict[str, Any], message: str, limit: object, value: str) -> None:
@@ -98,6 +99,21 @@ def test_the_rule_is_told_in_plain_words(changes: dict[str, Any], message: str, 
         body.validate(RankRequest, {"user_id": 1, "candidates": [1], **changes})
     assert (caught.value.message, caught.value.context["value"]) == (message, value)
     assert limit in (None, caught.value.context["limit"])
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("5", "must be a number, is the text 5"),
+        (True, "must be a number, is True"),
+        (None, "must be a number, is None"),
+    ],
+)
+def test_a_number_that_is_none_is_told_so_once(weight: object, message: str) -> None:
+    event = {"event_id": "e", "user_id": 1, "item_id": 1, "weight": weight, "timestamp_s": 1}
+    with pytest.raises(InvalidRequestError) as caught:
+        body.validate(EventsRequest, {"events": [event]})
+    assert caught.value.message == f"events.0.weight {message}"
 
 
 async def plain(content: bytes, bytes_max: int = 10_000) -> bytes:
