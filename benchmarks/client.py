@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -25,6 +25,9 @@ Outcome: TypeAlias = Literal[
 WIRES: tuple[Wire, ...] = ("json", "msgpack")
 CONTENT_TYPES: dict[Wire, str] = {"json": "application/json", "msgpack": "application/msgpack"}
 
+SHED_MAX = 10
+"""Refusals of one request after which a client that is in no hurry gives up."""
+
 _STATUS_OUTCOMES: dict[int, Outcome] = {429: "shed", 503: "unavailable", 504: "deadline"}
 
 
@@ -42,6 +45,8 @@ class Answer:
         body: The answer, when there is one.
         error: The error body, when there is one.
         detail: What went wrong in words, empty when nothing did.
+        retry_after_s: When a refused client is to come back, seconds from the answer; 0 when it is not said.
+        num_shed: How often the request was refused before.
     """
 
     outcome: Outcome
@@ -51,6 +56,8 @@ class Answer:
     body: RankResponse | None = None
     error: ErrorBody | None = None
     detail: str = ""
+    retry_after_s: int = 0
+    num_shed: int = 0
 
 
 class MeshClient:
@@ -116,6 +123,14 @@ class MeshClient:
             )
         return classify(response, (self._clock.monotonic_s() - began_s) * 1e3)
 
+    async def rank_patiently(self, request: RankRequest, wire: Wire = "json") -> Answer:
+        """Send a rank request, and again when it is told to where it is refused, ``SHED_MAX`` times at most."""
+        num_shed = 0
+        while (answer := await self.rank(request, wire)).outcome == "shed" and num_shed < SHED_MAX:
+            num_shed += 1
+            await self._clock.sleep_s(answer.retry_after_s)
+        return replace(answer, num_shed=num_shed)
+
     async def append(self, events: EventsRequest) -> EventsResponse:
         """Append events.
 
@@ -171,8 +186,15 @@ def classify(response: httpx.Response, latency_ms: float) -> Answer:
     except (ValueError, ValidationError) as problem:
         outcome = "garbled" if 200 <= status < 300 else _outcome(status)
         return Answer(outcome, status, latency_ms, len(content), detail=f"{problem} in {content[:200]!r}")
+    wait = response.headers.get("retry-after", "")
     return Answer(
-        _outcome(status), status, latency_ms, len(content), error=error, detail=f"{error.code}: {error.message}"
+        _outcome(status),
+        status,
+        latency_ms,
+        len(content),
+        error=error,
+        detail=f"{error.code}: {error.message}",
+        retry_after_s=int(wait) if wait.isdecimal() else 0,
     )
 
 

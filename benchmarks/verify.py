@@ -2,7 +2,9 @@
 
 Phase A, without speculative embeddings: every mix of 20, 200 and 1,000 candidates; empty, short and long histories;
 alone and 16 at once; JSON and msgpack; forced and chosen tiers. The histories come from the data set, cut at the
-request's real time; the events are sent to the mesh first, those it already has change nothing.
+request's real time; the events are sent to the mesh first, those it already has change nothing. What is refused for
+want of capacity (429) is sent again after the time that the answer names: 16 at once are many for a mesh that has just
+started, and no answer is no wrong one.
 
 Phase B, with them: requests to the best tier (lower ones use none) of users whose cache is empty, and the same again
 after the work behind the answers is done. Which embeddings must be there follows from the first answers; what they are,
@@ -52,6 +54,7 @@ class Verdict:
         max_abs_error: Largest distance of a score from the oracle's.
         tolerance: What the distance may be.
         ties: Ranks at which another candidate of equal value stands.
+        shed: Refusals; each request was sent again when its answer said.
         unsummed: Answers whose stages do not add up to their total within 15%.
         exact_hits: Returned candidates that a speculative embedding of the very pair served.
         user_hits: Returned candidates that an aggregate served.
@@ -65,6 +68,7 @@ class Verdict:
     max_abs_error: float = 0.0
     tolerance: float = 0.0
     ties: int = 0
+    shed: int = 0
     unsummed: int = 0
     exact_hits: int = 0
     user_hits: int = 0
@@ -78,6 +82,7 @@ class Verdict:
         self.degraded += judgement.degraded
         self.max_abs_error = max(self.max_abs_error, judgement.max_abs_error)
         self.ties += judgement.num_ties
+        self.shed += answer.num_shed
         self.unsummed += not judgement.stages_add_up
         rows = answer.body.candidates if answer.body else []
         self.exact_hits += sum(row.speculative == "exact" for row in rows)
@@ -166,7 +171,7 @@ async def phase_a(client: MeshClient, site: Site, source: CaseSource, plan: list
         request = case.request(
             f"verify-{case.name}", speculative=False, tier=trial.tier, deadline_ms=DEADLINE_MS, limit=trial.limit
         )
-        return Exchange(f"{case.name} ({trial.cell})", case, request, await client.rank(request, trial.wire))
+        return Exchange(f"{case.name} ({trial.cell})", case, request, await client.rank_patiently(request, trial.wire))
 
     pairs = list(zip(plan, cases, strict=True))
     alone = [await send(trial, case) for trial, case in pairs if not trial.at_once]
@@ -274,7 +279,7 @@ class SpeculativePhase:
             for limit in (max(size // FEW_SHARE, 1), size)
         )
         wire = WIRES[number % len(WIRES)]
-        cold = await self._client.rank(few, wire)
+        cold = await self._client.rank_patiently(few, wire)
         if cold.body is not None and any(row.speculative != "none" for row in cold.body.candidates):
             return False
         verdict.add(self._judge.judge(f"{case.name} (cold)", case, few, cold), cold)
@@ -283,7 +288,7 @@ class SpeculativePhase:
         promised = promised_ids(cold.body, self._site.precompute_max)
         await self._wait_until_filled(cold.body.request_id.partition("/")[0], len(promised))
         expected = self._expected(case, promised)
-        warm = await self._client.rank(every, wire)
+        warm = await self._client.rank_patiently(every, wire)
         verdict.add(self._judge.judge(f"{case.name} (warm)", case, every, warm, expected), warm)
         return True
 

@@ -7,7 +7,7 @@ import msgpack
 import orjson
 import pytest
 
-from benchmarks.client import Answer, MeshClient, Wire, count_outcomes
+from benchmarks.client import SHED_MAX, Answer, MeshClient, Wire, count_outcomes
 from shared.clock import ManualClock
 from shared.schema.api import RankRequest
 
@@ -114,3 +114,34 @@ async def test_transport_failures_are_outcomes(error: Exception, outcome: str) -
 def test_outcomes_are_counted_most_frequent_first() -> None:
     answers = [Answer("ok", 200, 1.0), Answer("shed", 429, 1.0), Answer("ok", 200, 1.0)]
     assert list(count_outcomes(answers).items()) == [("ok", 2), ("shed", 1)]
+
+
+class _Hand(ManualClock):
+    """A clock that sleeps by jumping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    async def sleep_s(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.mark.parametrize(("num_refusals", "outcome"), [(0, "ok"), (3, "ok"), (SHED_MAX + 1, "shed")])
+async def test_who_is_patient_comes_back_when_told_to(num_refusals: int, outcome: str) -> None:
+    asked: list[bytes] = []
+    error = {"code": "overloaded", "message": "m", "context": {}}
+
+    def mesh(request: httpx.Request) -> httpx.Response:
+        asked.append(request.content)
+        if len(asked) <= num_refusals:
+            return httpx.Response(429, json=error, headers={"retry-after": "2"})
+        return httpx.Response(200, json=response_body())
+
+    clock = _Hand()
+    async with MeshClient("http://mesh/", 1.0, 2, clock, httpx.MockTransport(mesh)) as client:
+        answer = await client.rank_patiently(REQUEST)
+    num_waits = min(num_refusals, SHED_MAX)
+    assert (answer.outcome, answer.num_shed, clock.slept) == (outcome, num_waits, [2] * num_waits)
+    assert len(asked) == num_waits + 1
+    assert len(set(asked)) == 1
