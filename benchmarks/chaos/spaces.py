@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -159,7 +159,8 @@ def sweep() -> list[str]:
     left = [path for path in FOLDER.iterdir() if _is_left(path.name)] if FOLDER.is_dir() else []
     for path in left:
         for pid in inside(path.name):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         delete(path.name)
     return [path.name for path in left]
 

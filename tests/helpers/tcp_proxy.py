@@ -21,6 +21,7 @@ class TcpProxy:
         port: Where it listens.
         up: False: open connections are cut and new ones dropped at once.
         num_connections: Connections made so far.
+        num_replies: Chunks of answers forwarded; set it to 0 to count anew.
     """
 
     def __init__(self, target_port: int, reply_delay_s: Callable[[], float] = lambda: 0.0) -> None:
@@ -29,6 +30,7 @@ class TcpProxy:
         self.port = 0
         self.up = True
         self.num_connections = 0
+        self.num_replies = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -71,7 +73,7 @@ class TcpProxy:
             target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
             writers.append(target_writer)
             there = asyncio.create_task(self._pump(reader, target_writer, lambda: 0.0))
-            back = asyncio.create_task(self._pump(target_reader, writer, lambda: self.reply_delay_s()))
+            back = asyncio.create_task(self._pump(target_reader, writer, self._next_reply_delay_s))
             try:
                 await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -81,6 +83,10 @@ class TcpProxy:
         finally:
             for one in writers:
                 one.transport.abort()
+
+    def _next_reply_delay_s(self) -> float:
+        self.num_replies += 1
+        return self.reply_delay_s()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: Callable[[], float]

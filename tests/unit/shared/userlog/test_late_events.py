@@ -52,25 +52,18 @@ async def test_they_are_sorted_in_whatever_the_bound(
 async def test_a_step_rewrites_so_many_blocks_and_no_more(
     server: EmbeddedStore, namespace: str, event: MakeEvent
 ) -> None:
-    num_replies = 0
-
-    def count() -> float:
-        nonlocal num_replies
-        num_replies += 1
-        return 0.0
-
     port = urlsplit(server.url).port
     assert port is not None
-    async with TcpProxy(port, count) as proxy:
+    async with TcpProxy(port) as proxy:
         client = connect(StoreConfig(url=f"redis://127.0.0.1:{proxy.port}/0"))
         limits = UserLogConfig(namespace=namespace, block_events=BLOCK, append_blocks_max=3, timeout_ms=5_000)
         log = RedisUserLog(client, limits)
         await log.append([event(f"e{n}", 10 * n) for n in range(NUM_EVENTS)])
         for num_blocks, trips in ((1, 1), (3, 1), (4, 2), (7, 3), (15, 5)):
             late = [event(f"{num_blocks}/{n}/{k}", 10 * BLOCK * n + 15) for n in range(num_blocks) for k in range(2)]
-            num_replies = 0
+            proxy.num_replies = 0
             assert await log.append(late) == AppendResult(appended=2 * num_blocks)
-            assert num_replies == trips
+            assert proxy.num_replies == trips
             await log.delete(1)
             await log.append([event(f"e{n}", 10 * n) for n in range(NUM_EVENTS)])
         await client.aclose()

@@ -131,30 +131,23 @@ async def test_scripts_that_the_server_lost_are_sent_again(
 
 
 async def test_append_is_one_round_trip_for_many_users(server: EmbeddedStore, namespace: str, event: MakeEvent) -> None:
-    num_replies = 0
-
-    def count() -> float:
-        nonlocal num_replies
-        num_replies += 1
-        return 0.0
-
-    async with TcpProxy(port_of(server), count) as proxy:
+    async with TcpProxy(port_of(server)) as proxy:
         client = connect(store_config(proxy))
         log = RedisUserLog(client, UserLogConfig(namespace=namespace, batch_users_max=50, timeout_ms=5_000))
         await log.append([event("a", 1)])
         await log.read(1, LATER, 5)
-        num_replies = 0
+        proxy.num_replies = 0
         await log.append([event(f"e{n}", n, user=n % 50) for n in range(200)])
-        assert num_replies == 1
-        num_replies = 0
+        assert proxy.num_replies == 1
+        proxy.num_replies = 0
         await log.append([event(f"f{n}", n, user=n) for n in range(51)])
-        assert num_replies == 2
-        num_replies = 0
+        assert proxy.num_replies == 2
+        proxy.num_replies = 0
         await log.read(1, LATER, 5)
-        assert num_replies == 1
-        num_replies = 0
+        assert proxy.num_replies == 1
+        proxy.num_replies = 0
         histories = await log.read_many([HistoryQuery(user, 10) for user in range(50)], 5)
-        assert num_replies == 1
+        assert proxy.num_replies == 1
         assert [len(history) for history in histories][:3] == [2, 3, 2]
         await client.aclose()
 
@@ -163,25 +156,18 @@ async def test_many_users_take_several_trips_so_that_others_get_a_turn(
     server: EmbeddedStore, namespace: str, event: MakeEvent
 ) -> None:
     """The store works off a whole pipeline before it answers anybody else."""
-    num_replies = 0
-
-    def count() -> float:
-        nonlocal num_replies
-        num_replies += 1
-        return 0.0
-
-    async with TcpProxy(port_of(server), count) as proxy:
+    async with TcpProxy(port_of(server)) as proxy:
         client = connect(store_config(proxy))
         log = RedisUserLog(client, UserLogConfig(namespace=namespace, timeout_ms=5_000))
         await log.append([event("a", 1)])
         await log.read(1, LATER, 5)
-        num_replies = 0
+        proxy.num_replies = 0
         await log.append([event(f"e{n}", n, user=n) for n in range(70)])
-        assert num_replies == 3
+        assert proxy.num_replies == 3
         for limit, expected in ((5, 3), (200, 3), (2_048, 18)):  # at most 9,000 events and 32 users
-            num_replies = 0
+            proxy.num_replies = 0
             assert len(await log.read_many([HistoryQuery(user, LATER) for user in range(70)], limit)) == 70
-            assert num_replies == expected
+            assert proxy.num_replies == expected
         await client.aclose()
 
 
