@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, StringConstraints, model_validator
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, model_validator
 from starlette.types import Scope
 
 from services.ingress.question import TENANT_HEADER
@@ -30,6 +30,7 @@ from shared.clock import Clock
 from shared.config import Config, load_config
 from shared.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from shared.log import JsonLogger
+from shared.rules import broken
 
 TOKEN_CHARS_MIN = 24
 """A token is drawn, not thought of: 24 characters of base64 are 144 bits."""
@@ -223,9 +224,15 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 
 
 def _without_values(error: ConfigError, path: Path) -> ConfigError:
-    """Return the error without what the file holds at the place of the mistake: it may be a token."""
-    message = re.sub(r" \(value .*\)$", "", error.message, flags=re.DOTALL)
-    head, is_yaml, _ = message.partition(" is not valid YAML")
+    """Return the error without what the file holds: whatever stands at the wrong place may be a token."""
+    broken_rules = error.__cause__
+    if isinstance(broken_rules, ValidationError):
+        first = broken_rules.errors()[0]
+        loc, is_unknown = first["loc"], first["type"] == "extra_forbidden"
+        field = ".".join(map(str, loc[:-1] if is_unknown else loc))  # a name that is no field may be a token too
+        words = f"{field or 'it'} has a name that is no field" if is_unknown else broken(field, [first], "")
+        return ConfigError(f"{path}: {words}", field=field, value=str(path))
+    head, is_yaml, _ = error.message.partition(" is not valid YAML")
     return ConfigError(head + is_yaml, field=str(error.context.get("field", "")), value=str(path))
 
 

@@ -23,6 +23,7 @@ from shared.schema.api import ErrorBody
 from tests.helpers.fake_stations import FakeMesh
 
 FEED, OLD, ADS = "feed-" + "a" * 30, "feed-" + "b" * 30, "ads-" + "c" * 30
+FEED_NUMBER = "9081726354" * 3
 
 
 def entry(name: str, tenant: str, token: str) -> TokenEntry:
@@ -175,6 +176,16 @@ BAD_FILES = {
     "unknown field": f"tokens: [{{name: a, tenant: t, token: {FEED}, admin: true}}]",
     "not YAML": f"tokens: [{{name: a, tenant: t, token: {FEED}",
     "a space in it": f"tokens: [{{name: a, tenant: t, token: '{FEED} x'}}]",
+    "as its digest": f"tokens: [{{name: a, tenant: t, sha256: {FEED}}}]",
+    "as a tenant with a space": f"tokens: [{{name: a, tenant: '{FEED} x', token: {FEED}}}]",
+    "as a name": f"tokens: [{{name: '{FEED}=', tenant: t, token: {FEED}}}]",
+    "as a field": f"tokens: [{{name: a, tenant: t, {FEED}: x}}]",
+    "as a field of the file": f"{{tokens: [{{name: a, tenant: t, token: {FEED}}}], {FEED}: x}}",
+    "as an entry": f"tokens: [{FEED}]",
+    "alone": f"tokens: {FEED}",
+    "in a list": f"tokens: [{{name: a, tenant: t, token: [{FEED}]}}]",
+    "on two lines": f"tokens: [{{name: a, tenant: t, token: '{FEED}', token: '{ADS}'}}]",
+    "a number without quotes": f"tokens: [{{name: a, tenant: t, token: {FEED_NUMBER}}}]",
 }
 
 
@@ -186,6 +197,7 @@ def test_a_file_that_breaks_a_rule_is_refused_without_showing_a_token(tmp_path: 
     assert "t.yaml" in shown
     assert FEED[:8] not in shown
     assert ADS[:8] not in shown
+    assert FEED_NUMBER[:8] not in shown
 
 
 def test_tokens_that_everybody_can_read_are_refused_and_digests_are_not(tmp_path: Path) -> None:
