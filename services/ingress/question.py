@@ -101,6 +101,12 @@ class RankQuestion:
                 f"features must be one map a candidate, {len(batch)}, are {len(request.features)}",
                 field="features", limit=len(batch), value=len(request.features),
             )  # fmt: skip
+        # Before columns are made: each name is one, as long as there are candidates.
+        if (num_names := len({name for row in request.features for name in row})) > limits.features_max:
+            raise InvalidRequestError(
+                f"features must be at most {limits.features_max}, are {num_names}",
+                field="features", limit=limits.features_max, value=num_names,
+            )  # fmt: skip
         rows = [{name: _plain(value) for name, value in row.items()} for row in request.features]
         block = encode_batch(CandidateBatch(batch.integers, batch.texts, columns_of(rows)))
         return cls(request, request.candidates, decode_batch(block, _batch_limits(limits)), block, sender)

@@ -55,6 +55,17 @@ def test_few_errors_are_collected_of_many_events() -> None:
         assert caught.value.__cause__.error_count() <= ERRORS_MAX
 
 
+@pytest.mark.parametrize(("num_rows", "names_each"), [(2, 33), (200, 100), (800, 100)])
+def test_features_of_other_names_in_each_candidate_are_refused_before_columns_are_made_of_them(
+    num_rows: int, names_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.ingress.question.columns_of", lambda rows: pytest.fail("a column for each name"))
+    rows = [{f"f{row}_{n}": 1 for n in range(names_each)} for row in range(num_rows)]
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(RANK | {"candidates": [*range(num_rows)], "features": rows})
+    assert caught.value.context == {"field": "features", "limit": 64, "value": num_rows * names_each}
+
+
 @pytest.mark.parametrize("count", [OBJECT_NAMES_MAX + 1, 20_000])
 def test_an_object_has_so_many_names_and_no_more(count: int) -> None:
     with pytest.raises(MalformedBodyError) as caught:
