@@ -147,15 +147,20 @@ class RankGate(Gate):
             "budget_share_percent": round(100 * self.capacity.share),
         }
 
-    def check(self) -> None:
+    def check(self, tenant: str = "") -> None:
         """Refuse what not even the easiest request of late would get past, before a body is read.
+
+        Args:
+            tenant: Who asks; what is refused is kept for its next request too.
 
         Raises:
             OverloadedError: it would not be answered in time.
         """
+        easiest = self._easiest.ask()
+        self._shares.want(tenant, 1.0 if easiest is None else easiest[0])
         super().check()
         self._check_start(1.0)
-        if (easiest := self._easiest.ask()) is not None:
+        if easiest is not None:
             self._check_wait(*easiest)
 
     @contextmanager
@@ -224,8 +229,11 @@ class RankGate(Gate):
         rate = self._rate
         if rate is None:
             return
-        total = self.capacity.share * self._usable_s(budget_s) * rate
-        is_contended = self.capacity.in_flight_work + work > self._config.contended_share * total
+        would_be = self.capacity.in_flight_work + work
+        in_time = self.capacity.share * self._usable_s(budget_s) * rate
+        # Where capacity is large the places in memory are what is shared.
+        total = min(in_time, self._max * would_be / (self.in_flight + 1))
+        is_contended = would_be > self._config.contended_share * total
         if is_contended and self.in_flight and not self._shares.has_room(caller, work, total):
             self._shed(
                 f"{caller.tenant or 'this caller'} on {caller.surface} has its share of the {total:.0f} requests that "

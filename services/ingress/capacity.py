@@ -77,6 +77,7 @@ class Capacity:
         self._cut_s = self._drained_s = self._seen_s
         self.share = config.budget_share
         self.in_flight_work = 0.0
+        self.num_working = 0
 
     @property
     def rate(self) -> float | None:
@@ -122,14 +123,13 @@ class Capacity:
     def begin(self, work: float) -> Begun:
         """Count a request in."""
         self._advance()
-        self.in_flight_work += work
+        self._step(1, work)
         return Begun(work, self._seen_s, self.in_flight_work)
 
     def end(self, begun: Begun, *, is_served: bool) -> None:
         """Count a request out."""
         self._advance()
-        # Sums of floats drift; nothing is left where no request is.
-        self.in_flight_work = max(self.in_flight_work - begun.work, 0.0)
+        self._step(-1, -begun.work)
         took_s = self._seen_s - begun.at_s
         if is_served:
             self._done += begun.work
@@ -151,9 +151,14 @@ class Capacity:
             self._cut_s = now_s
             self.share = max(self.share * _CUT, self._config.budget_share * _SHARE_MIN_RATIO)
 
+    def _step(self, number: int, work: float) -> None:
+        self.num_working += number
+        # Sums of floats drift; nothing is left where no request is.
+        self.in_flight_work = max(self.in_flight_work + work, 0.0) if self.num_working else 0.0
+
     def _advance(self) -> None:
         now_s = self._clock.monotonic_s()
-        if self.in_flight_work > 0:
+        if self.num_working:
             self._busy_s += now_s - self._seen_s
         self._seen_s = now_s
         if self._is_drained:

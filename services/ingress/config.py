@@ -134,9 +134,10 @@ class AdmissionConfig(Config):
         standing_s: A queue stands when it was never below a quarter of what is allowed for so long. A stall, such as
             the death of a replica, is over sooner, and what waits for it meanwhile will be answered.
         contended_share: Share of what fits from which on each caller has its own share only.
-        weights: Tenant or surface -> weight of its share; 1 for those not named.
+        weights: Tenant or surface -> weight of its share; 1 for those not named. A tenant counts its own times the
+            largest of its surfaces'.
         memory_s: How long what a caller wanted is kept for it after its last request, seconds.
-        callers_max: Pairs of tenant and surface that are told apart.
+        callers_max: Tenants that are told apart, and surfaces of one tenant.
     """
 
     work_start: float = Field(12, ge=1)

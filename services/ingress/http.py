@@ -68,7 +68,7 @@ def create_app(service: IngressService, tokens: Tokens | None = None) -> FastAPI
 def _add_rank(app: FastAPI, service: IngressService) -> None:
     async def rank(request: Request) -> Response:
         media, sender = body.response_type(request.headers), Sender.of(request.headers)
-        service.rank_gate.check()  # before the body is read: a shed request must cost next to nothing
+        service.rank_gate.check(sender.tenant)  # before the body is read: a shed request must cost next to nothing
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
         question = RankQuestion.parse(content, media_in, service.config.limits, sender)
         answer = await _while_connected(request, service.answer(question, received_s))
