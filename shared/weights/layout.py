@@ -37,6 +37,11 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 
 CODES: Final[dict[np.dtype[Any], str]] = {dtype: code for code, dtype in DTYPES.items()}
 
+_DIMENSIONS_MAX: Final = 64
+"""Of an array, by numpy's own limit."""
+
+_WORDS_MAX: Final = 1_000
+
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
@@ -71,11 +76,15 @@ def view_tensors(data: memoryview) -> Tensors:
 def _view(name: str, entry: Any, body: memoryview) -> npt.NDArray[Any]:
     try:
         dtype, shape, (begin, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        in_bounds = all(type(size) is int and size >= 0 for size in (*shape, begin, end)) and end <= len(body)
+        sizes = (*shape, begin, end)
+        # Sizes that no array has are refused before they are multiplied: the product alone could take minutes.
+        in_bounds = len(shape) <= _DIMENSIONS_MAX and all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+        in_bounds = in_bounds and end <= len(body)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"header entry of tensor {name!r} is not valid: {entry!r}") from error
+        raise ValueError(f"header entry of tensor {name[:100]!r} is not valid: {repr(entry)[:_WORDS_MAX]}") from error
     if not in_bounds or end - begin != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"tensor {name!r} of shape {shape} does not fit bytes {begin} to {end} of {len(body)}")
+        words = f"tensor {name!r} of shape {shape} does not fit bytes {begin} to {end} of {len(body)}"
+        raise ValueError(words if len(words) < _WORDS_MAX else f"{words[:_WORDS_MAX]}…")
     array = np.frombuffer(body[begin:end], dtype).reshape(shape)
     array.flags.writeable = False
     return array

@@ -38,11 +38,14 @@ def local_file(root: str, path: str) -> Path:
         path: The file's path inside it, as ``check_path`` lets it pass.
 
     Raises:
-        ValueError: it leads outside, or is a pipe or device, which may never end.
+        ValueError: it leads outside, in a circle, or is a pipe or device, which may never end.
         OSError: it is not there.
     """
     folder = Path(root).resolve()
-    file = (folder / path).resolve()
+    try:
+        file = (folder / path).resolve()
+    except RuntimeError as error:  # what pathlib makes of links that lead to one another
+        raise ValueError("is a link that leads to itself") from error
     # The manifest refuses paths that leave the folder; a symbolic link on the way still could.
     if not file.is_relative_to(folder):
         raise ValueError("leads outside the version folder")

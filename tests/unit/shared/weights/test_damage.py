@@ -152,6 +152,23 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder: Path, name: str) ->
         WeightStore(folder).open("v").verify()
 
 
+@pytest.mark.parametrize("name", ["dense.safetensors", "model.json", "manifest.json"])
+def test_a_link_that_leads_to_itself_hides_no_other_version(folder: Path, name: str) -> None:
+    path = folder / "v" / name
+    path.unlink()
+    path.symlink_to(path.name)
+    assert WeightStore(folder).versions() == ["old"]
+    with pytest.raises(WeightsError, match="is a link that leads to itself"):
+        WeightStore(folder).open("v").verify()
+
+
+def test_a_manifest_is_refused_however_deep_it_is_nested() -> None:
+    for depth in range(1, 1_100):
+        deep = b"[" * depth + b"]" * depth
+        with pytest.raises(WeightsError):
+            Manifest.decode(b'{"format_version": 2, "version": "v", "x": ' + deep + b"}", "v")
+
+
 def test_a_document_that_is_nested_too_deeply(folder: Path) -> None:
     text = b"[" * 100_000
     (folder / "v" / "model.json").write_bytes(text)
@@ -220,6 +237,10 @@ def test_a_file_that_is_no_safetensors_file(content: bytes, reason: str) -> None
         view_tensors(memoryview(content))
 
 
+def str_short(value: object) -> str:
+    return str(value)[:60]
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -233,7 +254,11 @@ def test_a_file_that_is_no_safetensors_file(content: bytes, reason: str) -> None
         {"dtype": "Q4", "shape": [2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0]},
         {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [0, 2**64], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [10**4_000] * 1_500, "data_offsets": [0, 8]},  # a product that would take minutes
     ],
+    ids=str_short,
 )
 def test_a_header_entry_that_does_not_fit_the_data(entry: dict[str, Any]) -> None:
     header = json.dumps({"w": entry}).encode()

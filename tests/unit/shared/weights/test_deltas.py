@@ -393,6 +393,15 @@ def test_damage_in_the_log(store: WeightStore) -> None:
         log.last()
 
 
+def test_a_delta_that_is_a_link_to_itself_is_damage(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    path = tmp_path / "deltas" / "v" / "00000001.delta"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(path.name)
+    with pytest.raises(DeltaDamagedError, match="is a link that leads to itself"):
+        DeltaLog(store, "v").last()
+
+
 def test_the_size_of_a_delta_is_bounded(store: WeightStore) -> None:
     series(store, 0)
     delta = delta_of()
