@@ -221,7 +221,7 @@ class RankGate(Gate):
         if wait_s > allowed_s and self.in_flight:
             self._shed(
                 f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
-                round(allowed_s * 1e3), round(wait_s * 1e3), wait_s - allowed_s,
+                round(allowed_s * 1e3), round(wait_s * 1e3), min(wait_s - allowed_s, self._easiest.budget_s),
             )  # fmt: skip
         return wait_s / usable_s
 

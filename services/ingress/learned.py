@@ -150,8 +150,9 @@ class PriceControl:
         excess = max(loads) - 1.0
         if missed > config.miss_share_max:
             excess = max(excess, 1.0)
-        # A silence of many periods counts as its number of steps, at most to the other end.
-        steps = min(elapsed_s / config.period_s, 1.0 / config.step)
+        # A silence of many periods counts as its number of steps, at most to the other end; what a few requests met
+        # before it is no reason for more than one.
+        steps = min(elapsed_s / config.period_s, 1.0 / config.step) if excess < 0 else 1.0
         change = -config.step * float(np.clip(excess, -1.0, 1.0)) * steps
         self.share = float(np.clip(self.share + change, 0.0, 1.0))
         self._price = self._model.price(self.share)

@@ -19,7 +19,7 @@ def served(flow: Flow, ranked: RankedList) -> Served:
         num_candidates=flow.job.num_candidates,
         rank_ms=ranked.stamp.compute_ms,
         busy_ms=ranked.stamp.compute_ms + sum(stamp.compute_ms for stamp in ranked.upstream),
-        missed=DEADLINE in flow.marks.reasons,
+        missed=DEADLINE in flow.marks.reasons and flow.job.choice.is_open,
         user=flow.job.user,
         as_of_s=flow.job.as_of_s,
         signals=ranked.signals if is_known else None,
@@ -33,4 +33,4 @@ def unserved(job: RankJob, *, missed: bool) -> Served:
         job: The request.
         missed: Whether it is the deadline that it failed by.
     """
-    return Served("", job.num_candidates, 0.0, 0.0, missed)
+    return Served("", job.num_candidates, 0.0, 0.0, missed and job.choice.is_open)

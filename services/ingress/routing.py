@@ -68,12 +68,14 @@ class TierChoice:
         reason: Why, for the response and the log.
         fallbacks: Tiers to try when it fails, in order: lower ones first, then higher ones.
         explores: Whether the request is served by the best tier to learn from it.
+        is_open: Whether client and budget left every tier open: only then a missed deadline says something of the mesh.
     """
 
     tier: str
     reason: str
     fallbacks: tuple[str, ...]
     explores: bool = False
+    is_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Served:
         num_candidates: Candidates C.
         rank_ms: Compute time of the ranking call, milliseconds.
         busy_ms: Compute time of all stations together, milliseconds.
-        missed: Whether the deadline cut the answer short, or there was none.
+        missed: Whether the deadline cut the answer short, or there was none, though client and budget left every tier
+            open.
         user: Canonical user id.
         as_of_s: Request time, seconds since the epoch.
         signals: float32 [K], what the user's state says; None: no state.
@@ -177,7 +180,7 @@ class BudgetRouter:
                 raise InvalidRequestError(
                     f"tier must be one of {allowed}, is {query.asked!r}", field="tier", limit=allowed, value=query.asked
                 )
-            return self.decide(query.asked, "forced by the request")
+            return self.decide(query.asked, "forced by the request", is_open=False)
         if query.in_flight > self._light_above:
             allowed_for = f"{self._light_above} allowed for {self._names[0]}"
             return self.decide(self._names[-1], f"load: {query.in_flight} requests in flight, {allowed_for}")
@@ -190,13 +193,13 @@ class BudgetRouter:
         affordable = (tier for tier in self._tiers if query.remaining_ms >= tier.cost_ms)
         tier = next(affordable, self._tiers[-1])
         needs = f"{best.name} needs {best.cost_ms:.0f} ms at the 99th percentile"
-        return self.decide(tier.name, f"budget: {query.remaining_ms:.0f} ms left, {needs}")
+        return self.decide(tier.name, f"budget: {query.remaining_ms:.0f} ms left, {needs}", is_open=False)
 
-    def decide(self, tier: str, reason: str, *, explores: bool = False) -> TierChoice:
+    def decide(self, tier: str, reason: str, *, explores: bool = False, is_open: bool = True) -> TierChoice:
         """Return a choice with its fall-backs."""
         index = self._names.index(tier)
         fallbacks = self._names[index + 1 :] + tuple(reversed(self._names[:index]))
-        return TierChoice(tier, reason, fallbacks, explores)
+        return TierChoice(tier, reason, fallbacks, explores, is_open)
 
 
 class GainRouter:
@@ -244,6 +247,8 @@ class GainRouter:
         Raises:
             InvalidRequestError: the client forces a tier that does not exist.
         """
+        # Of every request: while load leaves the lowest tier only, the price has to see that load as well.
+        price = self.price.price(self._limits.occupancy(query))
         if (forced := self._limits.forced(query)) is not None:
             return forced
         if self._random.random() < self._config.explore_share:
@@ -251,7 +256,6 @@ class GainRouter:
         signals = self.users.get(query.user, query.as_of_s)
         worth = self._worth(signals, query.surface)
         costs = self.costs.of(query.num_candidates)
-        price = self.price.price(self._limits.occupancy(query))
         value = worth - price * costs / costs[0]
         # The cheapest tier of those that are worth the same.
         index = int(np.flatnonzero(value >= value.max() - WORTH_EQUAL)[-1])

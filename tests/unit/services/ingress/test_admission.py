@@ -231,6 +231,25 @@ def test_retry_after_follows_from_what_is_in_flight() -> None:
     assert caught.value.context["retry_after_s"] == np.ceil(work / rate - 0.8)
 
 
+def test_nobody_is_told_to_wait_longer_than_what_is_in_flight_can_last() -> None:
+    """A stall makes a request look like five seconds of work, but all that is in flight ends with its budget."""
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(500, 0, 5, 1), service_s=1 / 500)
+    heavy = ask(budget_ms=500, num_candidates=2_000)
+    simulate(gate, clock, [(0.6 * number, heavy) for number in range(20)], service_s=10.0, num_servers=100)
+    told: list[float] = []
+    with ExitStack() as held:
+        for _ in range(20):
+            try:
+                held.enter_context(gate.admit(heavy))
+            except OverloadedError as error:
+                told.append(float(error.context["retry_after_s"] or 0))
+    assert (gate.capacity.rate or 0.0) < 1
+    assert told
+    assert max(told) == 1
+
+
 def test_what_nobody_would_pass_is_refused_before_its_body_is_read() -> None:
     clock = HandClock()
     gate = rank_gate(clock)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,12 @@ from models.source import MemorySource
 from services.ingress.config import IngressConfig, RouterConfig, TierConfig
 from services.ingress.learned import PriceControl, RememberedSignals, TierCosts
 from services.ingress.routing import BudgetRouter, GainRouter, RouteQuery, Served, router_for
+from services.ingress.service import IngressService
 from shared.clock import ManualClock
-from shared.errors import ConfigError, InvalidRequestError
+from shared.errors import ConfigError, DeadlineExceededError, InvalidRequestError
+from shared.schema.api import RankRequest
+from tests.helpers.fake_stations import FakeMesh
+from tests.helpers.faulty import HANG
 
 K = len(SIGNALS)
 TIERS = (
@@ -231,6 +237,50 @@ async def test_a_silence_brings_the_price_back() -> None:
     price.share = 0.0
     await clock.advance(60.0)
     assert price.price() == 0.0
+
+
+async def test_what_a_few_met_before_a_silence_does_not_price_the_first_after_it() -> None:
+    clock = ManualClock()
+    price = control(clock)
+    price.price(1.0)
+    price.observe(0.0, missed=True)
+    await clock.advance(3_600.0)
+    price.price()
+    assert price.share == pytest.approx(0.75)
+    await clock.advance(60.0)
+    assert price.price() == 0.0
+
+
+async def test_while_load_decides_the_price_sees_the_load_too() -> None:
+    """More requests are in flight than any but the lowest tier may serve; the stations wait and compute little."""
+    clock = ManualClock()
+    asked = router(clock=clock)
+    for _ in range(4):
+        await clock.advance(1.0)
+        assert asked.choose(query(in_flight=11)).reason.startswith("load: ")
+        asked.observe(served(1, 0.3, tier="light"))
+    assert asked.price.share == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_priced"),
+    [({"deadline_ms": 50}, False), ({"deadline_ms": 400, "tier": "full"}, False), ({"deadline_ms": 400}, True)],
+)
+async def test_a_client_whose_budgets_nothing_meets_lowers_nobodys_tier(
+    fields: dict[str, Any], is_priced: bool
+) -> None:
+    mesh = FakeMesh(IngressConfig())
+    limits = BudgetRouter(mesh.config.tiers, 10)
+    asked = GainRouter(CONFIG, mesh.config.tiers, limits, model(), RANKER, mesh.manual)
+    info = mesh.ingress.serving.info
+    ingress = IngressService(mesh.config, mesh.stations, info, mesh.directory, mesh.manual, "ingress-1", router=asked)
+    mesh.services["preprocess"].always("extract", HANG)
+    for _ in range(4):
+        asking = asyncio.create_task(ingress.rank(RankRequest(user_id=1, candidates=[1, 2], **fields)))
+        await mesh.manual.advance(1.1)
+        with pytest.raises(DeadlineExceededError):
+            await asking
+    assert (asked.price.share < 1.0) == is_priced
 
 
 async def test_requests_are_served_lower_as_the_load_rises() -> None:
