@@ -1,7 +1,8 @@
 """Requests that meet in a replica, ranked as one: collected while the thread is busy, and a little longer if asked.
 
 No request waits for company longer than ``wait_ms``, nor longer than a tenth of the time that the tightest of those
-collected has left. What was cancelled or has expired by the time its batch starts is not part of it.
+collected has left, whenever that one came. What was cancelled or has expired by the time its batch starts is not part
+of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SLACK_SHARE = 0.1
 _RETRY_AFTER_S = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[ItemT, ResultT]):
     item: ItemT
     deadline: Deadline
@@ -65,6 +66,7 @@ class Batcher(Generic[ItemT, ResultT]):
         self._queue_max = queue_max
         self._clock = clock
         self._waiting: deque[_Entry[ItemT, ResultT]] = deque()
+        self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -89,9 +91,16 @@ class Batcher(Generic[ItemT, ResultT]):
         loop = asyncio.get_running_loop()
         entry = _Entry[ItemT, ResultT](item, deadline, loop.create_future())
         self._waiting.append(entry)
+        self._changed.set()
         if self._pump is None:
             self._pump = loop.create_task(self._serve_all(), name=f"{self._station} batches")
-        return await entry.future
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            if entry in self._waiting:  # its place is somebody else's now
+                self._waiting.remove(entry)
+                self._changed.set()
+            raise
 
     def close(self) -> None:
         """Drop what waits."""
@@ -111,10 +120,24 @@ class Batcher(Generic[ItemT, ResultT]):
             self._pump = None
 
     async def _wait_for_company(self) -> None:
-        if not self._wait_ms or len(self._waiting) >= self._batch_max:
-            return
-        slack_ms = min(entry.deadline.remaining_ms() for entry in self._waiting)
-        await self._clock.sleep_s(min(self._wait_ms, max(slack_ms, 0.0) * _SLACK_SHARE) / 1e3)
+        end_s = self._clock.monotonic_s() + self._wait_ms / 1e3
+        while 0 < len(self._waiting) < self._batch_max:
+            slack_ms = min(entry.deadline.remaining_ms() for entry in self._waiting)
+            end_s = min(end_s, self._clock.monotonic_s() + max(slack_ms, 0.0) * _SLACK_SHARE / 1e3)
+            if (left_s := end_s - self._clock.monotonic_s()) <= 0:
+                return
+            await self._until_changed(left_s)
+
+    async def _until_changed(self, at_most_s: float) -> None:
+        """Wait until somebody comes or goes, or for so long."""
+        self._changed.clear()
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(self._changed.wait()), loop.create_task(self._clock.sleep_s(at_most_s))}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _take(self) -> list[_Entry[ItemT, ResultT]]:
         batch: list[_Entry[ItemT, ResultT]] = []

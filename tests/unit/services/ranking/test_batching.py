@@ -132,6 +132,49 @@ async def test_one_waits_for_company_but_not_beyond_its_own_slack() -> None:
     bench.worker.close()
 
 
+async def test_a_hurried_one_that_joins_a_patient_one_is_not_kept_waiting() -> None:
+    bench = Bench(wait_ms=500.0)
+    patient = bench.submit(1, budget_ms=10_000.0)
+    await bench.clock.advance(0.1)
+    hurried = bench.submit(2, budget_ms=100.0)
+    await bench.clock.advance(0.0101)
+    assert list(await asyncio.gather(patient, hurried)) == [2, 4]
+    assert bench.run.batches == [[1, 2]]
+    bench.worker.close()
+
+
+async def test_a_batch_that_fills_while_it_waits_starts() -> None:
+    bench = Bench(batch_max=2, wait_ms=1e6)
+    first = bench.submit(1, budget_ms=1e9)
+    await bench.clock.advance(1.0)
+    assert list(await asyncio.gather(first, bench.submit(2, budget_ms=1e9))) == [2, 4]
+    bench.worker.close()
+
+
+async def test_who_has_gone_holds_no_place_in_the_queue(bench: Bench) -> None:
+    first = await bench.hold()
+    gone = [bench.submit(item) for item in range(2, 10)]
+    await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    live = bench.submit(10)
+    await asyncio.sleep(0)
+    bench.run.free.set()
+    assert (await first, await live, bench.run.batches) == (2, 20, [[1], [10]])
+
+
+async def test_who_goes_while_it_waits_for_company_leaves_nothing_running() -> None:
+    bench = Bench(wait_ms=500.0)
+    alone = bench.submit(1, budget_ms=10_000.0)
+    await bench.clock.advance(0.1)
+    alone.cancel()
+    await asyncio.gather(alone, return_exceptions=True)
+    await bench.clock.advance(0.0)
+    assert (bench.batcher._pump, bench.batcher.num_waiting, bench.run.batches) == (None, 0, [])
+    bench.worker.close()
+
+
 async def test_a_full_batch_does_not_wait() -> None:
     bench = Bench(batch_max=2, wait_ms=1e6)
     assert list(await asyncio.gather(bench.submit(1), bench.submit(2))) == [2, 4]
