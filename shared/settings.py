@@ -19,6 +19,7 @@ All are optional; configuration proper lives in YAML files (see ``shared.config`
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -41,25 +42,32 @@ class Settings(BaseModel):
     clock_skew_dir: Path | None = None
 
     def client_token(self) -> str | None:
-        """Return the token that a client sends, None when there is none.
+        """Return the token that a client sends, without the space around it; None when there is none.
 
         Raises:
-            ConfigError: its file cannot be read or is empty.
+            ConfigError: its file cannot be read, it is empty, or no header can carry it; never says what it holds.
         """
         if self.token is not None:
-            return self.token.get_secret_value()
-        if self.token_file is None:
+            where, token = "RANKMESH_TOKEN", self.token.get_secret_value()
+        elif self.token_file is not None:
+            where, token = "RANKMESH_TOKEN_FILE", self._text_of(self.token_file)
+        else:
             return None
+        said = where if self.token is not None else str(self.token_file)
+        if not (token := token.strip()):
+            raise ConfigError(f"{said} is empty", field=where, value=said)
+        if re.fullmatch(r"[\x21-\x7e]+", token) is None:
+            raise ConfigError(f"{said} must hold one token, of visible ASCII characters", field=where, value=said)
+        return token
+
+    def _text_of(self, path: Path) -> str:
         try:
-            token = self.token_file.read_text(encoding="utf-8").strip()
+            return path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"cannot read the token in {self.token_file}: {type(error).__name__}",
-                field="RANKMESH_TOKEN_FILE", value=str(self.token_file),
+                f"cannot read the token in {path}: {type(error).__name__}",
+                field="RANKMESH_TOKEN_FILE", value=str(path),
             ) from error  # fmt: skip
-        if not token:
-            raise ConfigError(f"{self.token_file} is empty", field="RANKMESH_TOKEN_FILE", value=str(self.token_file))
-        return token
 
 
 def load_settings() -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -126,13 +127,16 @@ class Client:
             raise StageUnavailableError(
                 f"{self.url}{path} did not answer within {TIMEOUT_S:.0f} s", stage="ingress"
             ) from error
-        except httpx.RemoteProtocolError as error:
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+            tls = " (with TLS its URL begins with https)" if self.url.startswith("http:") else ""
             raise StageUnavailableError(
-                f"what listens at {self.url} broke off, or does not speak HTTP: if it is no mesh that ends, "
+                f"what listens at {self.url} broke off, or does not speak HTTP{tls}: if it is no mesh that ends, "
                 "that is not a rankmesh",
                 stage="ingress",
             ) from error
         except httpx.TransportError as error:
+            if (refused := _tls_error(error)) is not None:
+                raise StageUnavailableError(f"{self.url}: {_in_words(refused)}", stage="ingress") from error
             raise StageUnavailableError(
                 f"no mesh answers at {self.url}; start one with `rankmesh up`, or name it with --url or --port",
                 stage="ingress",
@@ -160,6 +164,23 @@ class Client:
                 f"{broken(where, [first], short(first['input']))}",
                 stage="ingress",
             ) from error
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """Return what went wrong in TLS, None where it was something else."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _in_words(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}); name the file of the mesh's certificate, or of "
+            "its authority, in RANKMESH_CA_FILE"
+        )
+    return f"what listens there does not speak TLS as we do ({error.reason}); without TLS its URL begins with http"
 
 
 def _error(status: int, document: object, url: str) -> RankMeshError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ class RankClient:
         token: Bearer token, where the mesh asks for one.
 
     Raises:
-        ValueError: the URL is another one.
+        ValueError: the URL is another one, or the token is none that a header can carry.
     """
 
     def __init__(self, url: str, timeout_s: float = 10.0, *, compress: bool = True, token: str | None = None) -> None:
@@ -51,6 +52,8 @@ class RankClient:
         self._connection = make(parts.hostname, parts.port, timeout=timeout_s)
         self._headers = {"Content-Type": MEDIA_TYPE, "Accept": "application/json"}
         if token is not None:
+            if re.fullmatch(r"[\x21-\x7e]+", token) is None:  # http.client would say so, and show it
+                raise ValueError("token must be of visible ASCII characters")
             self._headers["Authorization"] = f"Bearer {token}"
         self._zstd = compress and importlib.util.find_spec("zstandard") is not None
 

@@ -172,8 +172,15 @@ def test_the_front_door_speaks_tls_and_clients_check_it(tmp_path: Path) -> None:
                 with Client(url, settings=trusting) as client:
                     assert client.get("/v1/status")["name"]
                 for distrusting in (Settings(ca_file=other), Settings()):
-                    with Client(url, settings=distrusting) as client, pytest.raises(StageUnavailableError):
+                    with Client(url, settings=distrusting) as client, pytest.raises(StageUnavailableError) as caught:
                         client.get("/v1/status")
+                    assert "is not trusted" in caught.value.message
+                    assert "RANKMESH_CA_FILE" in caught.value.message
+                plain = f"http://127.0.0.1:{server.server_port}"
+                for wrong in (url.replace("https", "http"), plain.replace("http", "https")):
+                    with Client(wrong, settings=trusting) as client, pytest.raises(StageUnavailableError) as caught:
+                        client.get("/v1/status")
+                    assert "its URL begins with http" in caught.value.message
         finally:
             server.shutdown()
             thread.join()

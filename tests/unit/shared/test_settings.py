@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 import shared.settings
+from shared.errors import ConfigError
 from shared.settings import Settings, child_environment, export, load_settings
 
 
@@ -40,6 +41,28 @@ def test_where_tokens_and_certificates_are(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANKMESH_TOKEN", "secret-of-mine")
     assert load_settings().client_token() == "secret-of-mine"
     assert "secret-of-mine" not in repr(load_settings())
+
+
+@pytest.mark.parametrize("around", ["", "\n", " ", "\r\n", "\t"])
+def test_a_token_is_sent_without_the_space_around_it(around: str, tmp_path: Path) -> None:
+    text = f"{around}secret-of-mine{around}"
+    path = tmp_path / "token"
+    path.write_bytes(text.encode("utf-8-sig"))
+    for settings in (Settings(token=SecretStr(text)), Settings(token_file=path)):
+        assert settings.client_token() == "secret-of-mine"
+
+
+@pytest.mark.parametrize(
+    "text", ["secret-of-mine\nanother-of-mine", "secret of-mine", "secret-of-mine\u00e9", " ", "\x00"]
+)
+def test_what_no_header_can_carry_is_no_token_and_is_not_shown(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(text, encoding="utf-8")
+    for settings in (Settings(token=SecretStr(text)), Settings(token_file=path)):
+        with pytest.raises(ConfigError, match=r"must hold one token|is empty") as caught:
+            settings.client_token()
+        assert "of-mine" not in caught.value.message + str(caught.value.context)
+        assert str(caught.value.context["field"]).startswith("RANKMESH_TOKEN")
 
 
 def test_data_lies_in_the_var_folder_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

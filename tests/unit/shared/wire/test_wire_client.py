@@ -146,6 +146,13 @@ def test_a_token_is_sent(server: _Server) -> None:
     assert server.tokens == ["Bearer secret"]
 
 
+@pytest.mark.parametrize("token", ["secret\n", " secret", "secret\u00e9", "sec ret", ""])
+def test_what_no_header_can_carry_is_no_token_and_is_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="token must be of visible ASCII") as caught:
+        RankClient("http://127.0.0.1:1", token=token)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_client_needs_numpy_and_nothing_else() -> None:
     code = "import sys, shared.wire.client; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
