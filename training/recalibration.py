@@ -84,7 +84,8 @@ class Refit:
     Args:
         calibration: Of every depth.
         gain: The gain model; None where the version has none.
-        ratios: depth -> mean click prediction over the weighted click rate of the outcomes: as published, as refitted.
+        ratios: depth -> mean click prediction over the weighted click rate of the outcomes: as published, as refitted;
+            empty where there is no click among them, and so no rate.
         num_outcomes: N.
     """
 
@@ -151,7 +152,8 @@ def refit(
             float(weights @ _chance(each)) / float(weights.sum())
             for each in (said[:, CLICK], factors[CLICK] * said[:, CLICK] + offsets[CLICK])
         ]
-        ratios[depth] = (means[0] / rate, means[1] / rate) if rate else (1.0, 1.0)
+        if rate > 0:
+            ratios[depth] = (means[0] / rate, means[1] / rate)
     found = Calibration(parameters)
     if gain is not None:
         gain = refit_worth(gain, _slice(found, outcomes), costs, weights, config)

@@ -22,19 +22,33 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_SECONDS_MAX = 90 * 86_400
+"""Answers are kept so long, and no longer are their outcomes of use."""
+
 
 @app.command()
 def recalibrate(
     name: NameOption = DEFAULT_NAME,
     config: ConfigOption = None,
-    delay: Annotated[float, typer.Option("--delay", min=0, help="Seconds for which outcomes are waited for.")] = 86_400,
+    delay: Annotated[
+        float, typer.Option("--delay", min=0, max=_SECONDS_MAX, help="Seconds for which outcomes are waited for.")
+    ] = 86_400,
     window: Annotated[
-        float, typer.Option("--window", min=1, help="Seconds from the request on in which an event is its outcome.")
+        float,
+        typer.Option(
+            "--window", min=1, max=_SECONDS_MAX, help="Seconds from the request on in which an event is its outcome."
+        ),
     ] = 86_400,
     outcomes_min: Annotated[int, typer.Option("--outcomes-min", min=1, help="Fewer outcomes change nothing.")] = 500,
     every: Annotated[
         float | None,
-        typer.Option("--every", min=1, help="Do it again every so many seconds, until Ctrl-C.", show_default=False),
+        typer.Option(
+            "--every",
+            min=1,
+            max=_SECONDS_MAX,
+            help="Do it again every so many seconds, until Ctrl-C.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, publish nothing.")] = False,
     as_json: JsonOption = False,
@@ -192,9 +206,10 @@ def _show(
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("depth", "mean over rate, published", "refitted", "worth"):
         table.add_column(title, justify="right")
-    for column, (depth, (before, after)) in enumerate(found.ratios.items()):
+    for column, depth in enumerate(outcomes.depths):
         worth = "" if found.gain is None or depth == 0 else f"{found.gain.worth[column]:.2f}"
-        table.add_row(str(depth), f"{before:.3f}", f"{after:.3f}", worth)
+        said = [f"{ratio:.3f}" for ratio in found.ratios[depth]] if depth in found.ratios else ["no click", "no click"]
+        table.add_row(str(depth), *said, worth)
     console.print(table)
     if delta is not None:
         console.print(f"published as {delta.stamp}")

@@ -7,6 +7,7 @@ the driver.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from shared.errors import ConfigError
@@ -40,12 +41,13 @@ class SmActivity:
         self._before = sampler.sample()
 
     def share(self) -> float | None:
-        """Return the share of SM cycles with work since the last call, 0 to 1."""
-        after = self._sampler.sample()
-        percent = self._sampler.sm_percent(self._before, after)
-        self._sampler.free(self._before)
-        self._before = after
-        return min(max(percent / 100.0, 0.0), 1.0)
+        """Return the share of SM cycles with work since the last call, 0 to 1; None where the device cannot say."""
+        before, self._before = self._before, self._sampler.sample()
+        try:
+            percent = self._sampler.sm_percent(before, self._before)
+        finally:
+            self._sampler.free(before)
+        return None if math.isnan(percent) else min(max(percent / 100.0, 0.0), 1.0)
 
 
 class NvmlSampler:

@@ -11,8 +11,8 @@ from shared.hashing import canonical_id
 from shared.schema.api import ApiLimits, EventsRequest
 
 
-def check_rank(question: RankQuestion, limits: ApiLimits, model: RankerConfig) -> None:
-    """Check a rank request against the deployment's limits and the model's features.
+def check_limits(question: RankQuestion, limits: ApiLimits) -> None:
+    """Check a rank request against the deployment's limits: what no retry makes right is not told to come back.
 
     Raises:
         InvalidRequestError: names field, limit and value.
@@ -25,6 +25,14 @@ def check_rank(question: RankQuestion, limits: ApiLimits, model: RankerConfig) -
         if given_ms is not None and not limits.deadline_ms_min <= given_ms <= limits.deadline_ms_max:
             bounds = f"{limits.deadline_ms_min} to {limits.deadline_ms_max}"
             _refuse(field, f"from {bounds}", bounds, given_ms)
+
+
+def check_candidates(question: RankQuestion, model: RankerConfig) -> None:
+    """Check that candidates carry what a model takes, and differ.
+
+    Raises:
+        InvalidRequestError: names field, limit and value.
+    """
     check_carried(question.batch, model)
     keys = question.batch.keys.tolist()
     if len(set(keys)) != len(keys):

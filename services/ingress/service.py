@@ -10,7 +10,7 @@ from typing import Any
 from models.routing import GainModel
 from services.ingress.admission import Gate, RankGate
 from services.ingress.background import Precompute
-from services.ingress.checks import check_events, check_rank
+from services.ingress.checks import check_candidates, check_events, check_limits
 from services.ingress.config import IngressConfig
 from services.ingress.directory import DeploymentStatus, Directory, ModelsBody, ReadyBody, StatusBody
 from services.ingress.exploration import Exploration
@@ -117,12 +117,13 @@ class IngressService:
         """
         received_s = self.clock.monotonic_s() if received_s is None else received_s
         limits = self.config.limits
+        check_limits(question, limits)
         with self.rank_gate.admit(question.ask(limits)) as place, self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
             router = self.serving.model(job.version).router
-            self.serving.begin(job.version)
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
+            self.serving.begin(job.version)
             try:
                 ranked = await flow.run()
                 self.precompute.offer(flow, ranked)
@@ -324,7 +325,7 @@ class IngressService:
         user = canonical_id(request.user_id)
         version = version or self.serving.choose(user)
         model = self.serving.model(version)
-        check_rank(question, limits, model.info.config)
+        check_candidates(question, model.info.config)
         budget_ms = budget_ms or question.budget_ms(limits)
         deadline = Deadline(received_s + budget_ms / 1e3, budget_ms, self.clock)
         as_of_s = int(self.clock.now_s()) if request.timestamp_s is None else request.timestamp_s

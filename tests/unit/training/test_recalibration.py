@@ -129,6 +129,7 @@ def test_outcomes_that_are_all_alike_move_it_no_further_than_the_limit(label: bo
     assert abs(offset) <= CONFIG.offset_max
     assert 1 / CONFIG.scale_max <= scale <= CONFIG.scale_max
     assert (offset > 0) == label
+    assert (2 in found.ratios) == label, "without a click there is no rate to compare with"
 
 
 def test_the_same_outcomes_give_the_same_bits_however_often() -> None:

@@ -32,8 +32,8 @@ MESH = MeshConfig(name="one")
 NUM_USERS, NUM_ITEMS = 20, 25
 
 
-async def _fill(store: StoreConfig) -> None:
-    """Write answers of an hour ago, of which every candidate was clicked."""
+async def _fill(store: StoreConfig, weight: float = 5.0) -> None:
+    """Write answers of an hour ago, each candidate of which has an event of this weight: from 4 on a click."""
     client, now_s = connect(store), int(SystemClock().now_s())
     explored = RedisExploredLog(client, "one", MESH.store.explored)
     items = np.arange(1, NUM_ITEMS + 1)
@@ -44,7 +44,7 @@ async def _fill(store: StoreConfig) -> None:
         at_s = now_s - 3_600
         await explored.add(ExploredAnswer(user, "v", "ml-1m", at_s, at_s, TINY.depths, items, exits, signals))
         events += [
-            Event(event_id=f"{user}-{item}", user_id=user, item_id=int(item), weight=5.0, timestamp_s=at_s + 1)
+            Event(event_id=f"{user}-{item}", user_id=user, item_id=int(item), weight=weight, timestamp_s=at_s + 1)
             for item in items
         ]
     await RedisUserLog(client, MESH.user_log()).append(events)
@@ -89,6 +89,23 @@ def test_outcomes_become_a_delta_once(tmp_path: Path, weights: WeightStore, monk
             assert each["published"] < each["refitted"] <= 1.0, "everything was clicked"
         assert "published" in _call("--delay", "60"), "not published, as nothing is new"
         assert DeltaLog(weights, "v").sequences() == [1]
+
+
+def test_where_nothing_was_clicked_it_says_so(
+    tmp_path: Path, weights: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedStore(tmp_path / "store", EmbeddedStoreConfig(die_with_parent=True, fsync="no")) as server:
+        store = StoreConfig(url=server.url)
+        monkeypatch.setattr(recalibrate, "_place", lambda name, path: (MESH, store, weights))
+        asyncio.run(_fill(store, weight=1.0))
+        assert _call("--delay", "60", "--dry-run").count("no click") == 2 * len(TINY.depths)
+        assert _document("--delay", "60", "--dry-run")["calibration"] == {}
+
+
+@pytest.mark.parametrize("value", ["inf", "1e300", "nan", "-1"])
+@pytest.mark.parametrize("option", ["--delay", "--window", "--every"])
+def test_times_that_no_answer_is_kept_for_are_refused(option: str, value: str) -> None:
+    assert "must be at" in _call(option, value, status=2)
 
 
 def test_a_store_that_is_away_ends_the_verb_with_its_reason(

@@ -140,6 +140,23 @@ async def test_a_replica_with_a_gpu_is_as_busy_as_its_multiprocessors() -> None:
     assert nvml.held == {3}  # samples are let go of
 
 
+def test_what_a_device_cannot_say_is_not_known_and_its_samples_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    activity = SmActivity(NvmlSampler("0", nvml))
+    nvml.percent = float("nan")
+    assert activity.share() is None
+    nvml.percent = 40.0
+    assert activity.share() == 0.4
+
+    def fails(question: Any) -> Any:
+        raise nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "answer", fails)
+    with pytest.raises(nvml.NVMLError):
+        activity.share()
+    assert len(nvml.held) == 1
+
+
 @pytest.mark.parametrize(
     ("nvml", "device", "reason"),
     [(FakeNvml(supported=False), "0", "Hopper"), (FakeNvml(devices=1), "1", "Invalid Argument")],

@@ -568,6 +568,21 @@ async def test_overload_is_shed_before_any_station_is_called() -> None:
     assert mesh.ingress.counters()["shed_requests.rank"] == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"deadline_ms": 20}, "deadline_ms"), ({"deadline_ms": 60_000}, "deadline_ms"), ({"limit": 5_000}, "limit")],
+)
+async def test_what_no_retry_makes_right_is_not_told_to_come_back(changes: dict[str, int], field: str) -> None:
+    clock = HandClock()
+    mesh = FakeMesh(IngressConfig(), clock)
+    gate = mesh.ingress.rank_gate
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    with ExitStack() as held:
+        fill(gate, held, ask())
+        with pytest.raises(InvalidRequestError, match=f"{field} must be"):
+            await mesh.ingress.rank(RankRequest(user_id=1, candidates=[1, 2], **changes))
+
+
 async def test_quality_goes_before_answers_do() -> None:
     clock = HandClock()
     mesh = FakeMesh(IngressConfig(), clock)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.ingress.config import IngressConfig, TierConfig
 from services.ingress.directory import StatusBody
 from services.ingress.service import IngressService
+from services.ingress.serving import ServingOrder
 from shared.errors import ConfigError
 from shared.schema.api import RankRequest
 from shared.schema.user import EncodeTask, UserState
@@ -41,6 +44,27 @@ async def test_request_ids_are_made_by_the_ingress_and_never_repeat() -> None:
     tasks = mesh.services["ranking:full"].inner.tasks
     assert len({task.request_id for task in tasks}) == 4, "a client's id is never what tells requests apart"
     mesh.ingress.precompute.close()
+
+
+class BrokenHandle:
+    """A station whose handle fails as such."""
+
+    name = "speculative"
+
+    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> Any:
+        raise RuntimeError("the router has been shut down")
+
+
+async def test_a_call_that_cannot_even_be_made_leaves_nothing_held() -> None:
+    mesh = FakeMesh()
+    stations = replace(mesh.stations, speculative=BrokenHandle())
+    info = mesh.ingress.serving.info
+    ingress = IngressService(mesh.config, stations, info, mesh.directory, mesh.clock, "ingress-1")
+    with pytest.raises(RuntimeError):
+        await ingress.rank(RankRequest(user_id=1, candidates=[1]))
+    await mesh.manual.advance(0)
+    taken = await ingress.serving.take(ServingOrder.first("v1"))
+    assert (taken["in_flight"], ingress.rank_gate.in_flight, mesh.in_flight()) == ([], 0, 0)
 
 
 @pytest.mark.parametrize(("limit", "count"), [(None, 3), (2, 2), (3, 3), (9, 3)])
