@@ -51,7 +51,7 @@ class Exploration:
         Returns:
             Whether it is being kept.
         """
-        if not flow.job.choice.explores or ranked.exits is None or ranked.signals is None:
+        if not flow.job.choice.explores or ranked.exits is None or ranked.signals is None or flow.is_forgotten:
             return False
         if not flow.inputs.whole or ranked.cold_start or ranked.history_degraded or ranked.missing_shards:
             return False

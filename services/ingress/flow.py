@@ -29,11 +29,15 @@ class Flow:
         config: The ingress's configuration.
         clock: Time.
         hedger: Decides which slow look-ups are made twice.
+
+    Attributes:
+        is_forgotten: Whether its user was forgotten while it was under way: nothing of the user may be kept.
     """
 
     def __init__(self, job: RankJob, stations: Stations, config: IngressConfig, clock: Clock, hedger: Hedger) -> None:
         self.job = job
         self.marks = Marks()
+        self.is_forgotten = False
         self.tier = job.choice.tier
         self.started_s = clock.monotonic_s()
         self.gathered_s = self.ranked_s = self.started_s

@@ -11,9 +11,9 @@ from shared.schema.ranking import RankedList
 def served(flow: Flow, ranked: RankedList) -> Served:
     """Return what an answer says: which tier, what it cost, and what is known of the user.
 
-    The signals of a replaced state say nothing of the user, and are left out.
+    The signals of a replaced state say nothing of the user, and are left out, as are those of one who was forgotten.
     """
-    is_known = not (ranked.cold_start or ranked.history_degraded)
+    is_known = not (ranked.cold_start or ranked.history_degraded or flow.is_forgotten)
     return Served(
         tier=flow.tier,
         num_candidates=flow.job.num_candidates,

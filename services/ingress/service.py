@@ -26,6 +26,7 @@ from services.ingress.render import candidate_rows, waterfall
 from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
 from services.ingress.serving import FrontModel, Serving
 from services.ingress.stats import IngressStats
+from services.ingress.under_way import UnderWay
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, DeadlineExceededError, RankMeshError, StageUnavailableError, WeightsError
@@ -94,6 +95,7 @@ class IngressService:
         self.precompute = Precompute(stations, config.precompute, clock, self.serving)
         self.feedback = Feedback(self._click_probability, config.feedback, self.serving)
         self.exploration = Exploration(stations.sequence, config.exploration, clock)
+        self._under_way = UnderWay()
 
     async def rank(self, request: RankRequest, received_s: float | None = None) -> dict[str, Any]:
         """Rank the candidates of a request in its document form; see ``answer``."""
@@ -125,7 +127,8 @@ class IngressService:
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
             self.serving.begin(job.version)
             try:
-                ranked = await flow.run()
+                with self._under_way.of(flow):
+                    ranked = await flow.run()
                 self.precompute.offer(flow, ranked)
                 self.exploration.offer(flow, ranked, question.ids, self.serving.model(job.version).info.config.depths)
             except RankMeshError as error:
@@ -175,21 +178,32 @@ class IngressService:
     async def forget(self, user: EntityId) -> dict[str, Any]:
         """Delete a user's events and profile, and what was made of them; safe to repeat, since what is gone stays gone.
 
-        Each station is tried twice. The log comes first: what is made of it from then on is made of nothing.
+        Each station is tried twice, also after one that failed. The log comes first: what is made of it from then on is
+        made of nothing.
 
         Returns:
             The fields of ``ForgetResponse``.
 
         Raises:
             OverloadedError: too many changes of logs are in flight.
-            RankMeshError: the store is out of reach, or a station; a part may be deleted, and the rest by a repetition.
+            RankMeshError: the store is out of reach, or a station; ``left`` of its context names those that still hold
+                something of the user, for a repetition.
         """
         known = canonical_id(user)
-        with self._events():
+        found: list[bool] = []
+        left: dict[str, RankMeshError] = {}
+        with self._events(), self._under_way.forgetting(known):
             self.exploration.forget(known)
-            stations = (self._stations.sequence, self._stations.speculative)
-            found = [await self._twice(station, "forget", known) for station in stations]
             self.serving.forget(known)
+            for station in (self._stations.sequence, self._stations.speculative):
+                try:
+                    found.append(await self._twice(station, "forget", known))
+                except RankMeshError as error:
+                    left[station.name] = error
+            if left:
+                first, names = next(iter(left.values())), ", ".join(left)
+                message = f"{first.message}; what {names} holds of the user is not deleted yet: ask again"
+                raise type(first)(message, **{**first.context, "left": names}) from first
         return {"user_id": user, "deleted": any(found)}
 
     @contextmanager
