@@ -14,8 +14,8 @@ time.) Sooner, because answers miss their deadlines: each cut of ``share`` lets 
 each answer in time gives a little back.
 
 What a request was cut in before anything could be answered (its client's budget was too small, its client went away)
-says nothing of capacity: it counts as the part of an answer that it had time for. Otherwise budgets that nothing can
-meet would make a mesh look slow to everybody.
+says nothing of capacity: it counts as the part of an answer that it had time for, beside those that were in flight with
+it. Otherwise budgets that nothing can meet would make a mesh look slow to everybody, or, many at once, quick.
 
 After a stall the windows remember it for seconds. The newest answers know sooner, but are few: they are asked only
 where so few requests are in flight that being wrong costs nothing.
@@ -136,7 +136,11 @@ class Capacity:
             self._answers.append(_Answer(took_s, took_s / begun.of_work))
             self.share = min(self.share + _RAISE, self._config.budget_share)
         elif self._answers and took_s < (quickest_s := min(answer.seconds for answer in self._answers)):
-            self._done += begun.work * took_s / quickest_s
+            # Of several at once each would have taken longer: together they do not get more done than answers did. The
+            # lower quartile: an answer whose company left when it came looks quicker than any were.
+            of_answers = sorted(answer.seconds_per_work for answer in self._answers)
+            at_once_s = begun.of_work * of_answers[len(of_answers) // 4]
+            self._done += begun.work * took_s / max(quickest_s, at_once_s)
 
     def missed(self, predicted_share: float) -> None:
         """Take note of an answer that came late or never.

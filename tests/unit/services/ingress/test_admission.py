@@ -321,6 +321,20 @@ def test_budgets_that_nothing_can_meet_do_not_make_the_mesh_look_slow() -> None:
             held.enter_context(gate.admit(ask(budget_ms=2_000)))
 
 
+def test_requests_that_fail_at_once_do_not_make_the_mesh_look_quicker_than_its_answers_were() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(15, 0, 10, 1))
+    held: list[ExitStack] = []
+    for _ in range(10_000):
+        clock.set(clock.monotonic_s() + 0.001)
+        if len(held) == 4:
+            held.pop(0).close()
+        held.append(ExitStack())
+        held[-1].enter_context(gate.admit(ask()))
+    assert 15 <= (gate.capacity.rate or 0.0) <= 35  # its answers say 30
+
+
 def test_after_a_stall_a_few_are_let_in_as_soon_as_answers_are_quick_again() -> None:
     clock = HandClock()
     gate = rank_gate(clock)
