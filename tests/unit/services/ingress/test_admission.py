@@ -1,20 +1,16 @@
-"""Admission: fixed bounds, measured capacity against a simulated server, fair shares, and what a client is told."""
+"""Admission: fixed bounds, measured capacity against a simulated server, and what a client is told."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from services.ingress.admission import Ask, Gate, RankGate
-from services.ingress.config import AdmissionConfig, IngressConfig
-from services.ingress.fairness import Caller, Shares
+from services.ingress.admission import Gate
+from services.ingress.config import IngressConfig
 from services.ingress.stats import IngressStats
 from shared.clock import ManualClock
 from shared.errors import (
@@ -25,86 +21,9 @@ from shared.errors import (
     StageUnavailableError,
 )
 from shared.schema.api import RankRequest
+from tests.helpers.admission import HandClock, ask, fill, poisson, rank_gate, simulate
 from tests.helpers.fake_stations import FakeMesh
 from tests.helpers.faulty import HANG
-
-NOBODY = Caller("", "feed")
-
-
-class HandClock(ManualClock):
-    """A clock that a simulation sets, without an event loop."""
-
-    def set(self, time_s: float) -> None:
-        self._time_s = time_s
-
-
-def rank_gate(clock: ManualClock, in_flight_max: int = 1_000, **config: Any) -> RankGate:
-    stats = IngressStats(["full"], clock)
-    return RankGate(in_flight_max, 1, AdmissionConfig(**config), stats, clock)
-
-
-def ask(budget_ms: float = 1_000, num_candidates: int = 0, caller: Caller = NOBODY) -> Ask:
-    return Ask(num_candidates, budget_ms, caller)
-
-
-@dataclass
-class Outcome:
-    """What became of the arrivals of a simulation."""
-
-    in_time: list[float] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)
-    shed: list[float] = field(default_factory=list)
-    latencies_s: dict[float, float] = field(default_factory=dict)
-    of_caller: Counter[str] = field(default_factory=Counter)
-
-    def goodput(self, begin_s: float, end_s: float) -> float:
-        return sum(begin_s <= time_s < end_s for time_s in self.in_time) / (end_s - begin_s)
-
-
-def simulate(
-    gate: RankGate, clock: HandClock, arrivals: list[tuple[float, Ask]], service_s: float = 1 / 15, num_servers: int = 2
-) -> Outcome:
-    """Serve arrivals in order of arrival on a few servers behind a gate; by default 30 requests a second.
-
-    Each takes ``service_s`` times its work. Work that was let in is done even when it has become too late, which is the
-    worst case for goodput.
-    """
-    outcome, zero_s = Outcome(), clock.monotonic_s()
-    servers = [zero_s] * num_servers
-    ends: list[tuple[float, int, float, Ask, Any, ExitStack]] = []
-
-    def finish(until_s: float) -> None:
-        while ends and ends[0][0] <= until_s:
-            end_s, _, came_s, asked, place, held = heapq.heappop(ends)
-            clock.set(end_s)
-            is_late = end_s - came_s > asked.budget_ms / 1e3
-            place.is_served, place.is_late = not is_late, is_late
-            held.close()
-            (outcome.late if is_late else outcome.in_time).append(came_s - zero_s)
-            outcome.latencies_s[came_s - zero_s] = end_s - came_s
-            outcome.of_caller[asked.caller.surface] += not is_late
-
-    for number, (at_s, asked) in enumerate(arrivals):
-        finish(zero_s + at_s)
-        clock.set(zero_s + at_s)
-        held = ExitStack()
-        try:
-            place = held.enter_context(gate.admit(asked))
-        except OverloadedError:
-            outcome.shed.append(at_s)
-            continue
-        start_s = max(heapq.heappop(servers), zero_s + at_s)
-        end_s = start_s + service_s * gate.capacity.work_of(asked.num_candidates)
-        heapq.heappush(servers, end_s)
-        heapq.heappush(ends, (end_s, number, zero_s + at_s, asked, place, held))
-    finish(float("inf"))
-    return outcome
-
-
-def poisson(rate: float, begin_s: float, end_s: float, seed: int, asked: Ask | None = None) -> list[tuple[float, Ask]]:
-    rng = np.random.default_rng(seed)
-    times = begin_s + np.cumsum(rng.exponential(1 / rate, int(2 * rate * (end_s - begin_s)) + 20))
-    return [(float(time_s), asked or ask()) for time_s in times[times < end_s]]
 
 
 def test_the_gate_holds_its_limit_and_says_when_to_come_back() -> None:
@@ -262,14 +181,6 @@ def test_what_nobody_would_pass_is_refused_before_its_body_is_read() -> None:
             gate.check()
         held.enter_context(gate.admit(ask()))
         gate.check()  # such a request might come again
-
-
-def fill(gate: RankGate, held: ExitStack, asked: Ask) -> float:
-    """Take every place that is given and return the time until all are served, seconds."""
-    with suppress(OverloadedError):
-        while True:
-            held.enter_context(gate.admit(asked))
-    return gate.capacity.wait_s(0.0) or 0.0
 
 
 def test_a_long_budget_is_no_longer_queue_than_the_stations_wait_for() -> None:
@@ -433,62 +344,6 @@ def test_a_miss_that_load_did_not_cause_cuts_nothing() -> None:
     assert gate.capacity.share == 0.8
 
 
-def test_a_quiet_caller_gets_its_share_beside_one_that_wants_everything() -> None:
-    clock = HandClock()
-    quiet, loud = Caller("", "quiet"), Caller("", "loud")
-    arrivals = poisson(120, 0, 20, 1, ask(caller=loud)) + poisson(6, 0, 20, 2, ask(caller=quiet))
-    outcome = simulate(rank_gate(clock), clock, sorted(arrivals, key=lambda arrival: arrival[0]))
-    sent = len(poisson(6, 0, 20, 2))
-    assert outcome.of_caller["quiet"] >= 0.95 * sent
-    assert outcome.of_caller["loud"] >= 0.9 * (30 * 20 - sent)
-
-
-def test_weights_share_what_all_want() -> None:
-    clock = HandClock()
-    callers = [Caller("", "heavy"), Caller("", "light")]
-    arrivals = [poisson(60, 0, 20, seed, ask(caller=caller)) for seed, caller in enumerate(callers)]
-    gate = rank_gate(clock, weights={"heavy": 3.0})
-    outcome = simulate(gate, clock, sorted(arrivals[0] + arrivals[1], key=lambda arrival: arrival[0]))
-    assert 2.0 <= outcome.of_caller["heavy"] / outcome.of_caller["light"] <= 4.0
-
-
-@pytest.mark.parametrize(("num_callers", "kept"), [(2, 2), (3, 3), (4, 4), (5, 4)])
-def test_callers_beyond_the_bound_are_one(num_callers: int, kept: int) -> None:
-    shares = Shares({}, 1.0, 3, ManualClock())
-    counted = {shares.ask(Caller(str(number), "s"), 1.0) for number in range(num_callers)}
-    assert len(counted) == kept
-    assert (Caller("others", "others") in counted) == (num_callers > 3)
-
-
-def test_a_tenant_that_makes_up_surfaces_has_no_more_for_it() -> None:
-    clock = HandClock()
-    loud = [ask(caller=Caller("loud", f"s{number}")) for number in range(20)]
-    arrivals = [(at_s, loud[number % 20]) for number, (at_s, _) in enumerate(poisson(120, 0, 20, 1))]
-    arrivals += poisson(15, 0, 20, 2, ask(caller=Caller("quiet", "feed")))
-    outcome = simulate(rank_gate(clock), clock, sorted(arrivals, key=lambda arrival: arrival[0]))
-    assert outcome.of_caller["feed"] >= 0.7 * len(poisson(15, 0, 20, 2))
-
-
-def test_a_tenant_with_many_surfaces_takes_nobody_elses_place_in_the_table() -> None:
-    shares = Shares({}, 1.0, 3, ManualClock())
-    loud = {shares.ask(Caller("loud", f"s{number}"), 1.0) for number in range(50)}
-    assert len(loud) == 4
-    assert shares.ask(Caller("quiet", "feed"), 1.0) == Caller("quiet", "feed")
-    assert len(shares) <= 2 + 4 + 1
-
-
-def test_who_was_there_once_is_forgotten_whatever_its_requests_were() -> None:
-    """Sums of works drift: 1.3 + 1.01 - 1.3 - 1.01 is above 0, and so the caller would be held for ever."""
-    clock = HandClock()
-    gate = rank_gate(clock)
-    for number in range(300):
-        sizes = (500, 20, 333, 1_000)
-        once = Caller(str(number), "feed")
-        simulate(gate, clock, [(0.01 * at, ask(num_candidates=size, caller=once)) for at, size in enumerate(sizes)])
-        clock.set(clock.monotonic_s() + 10.0)
-    assert len(gate._shares) <= 2
-
-
 def test_idle_time_says_nothing_of_capacity_whatever_the_requests_were() -> None:
     """A few overlapping requests a minute, of different sizes, and then a burst."""
     clock = HandClock()
@@ -503,65 +358,6 @@ def test_idle_time_says_nothing_of_capacity_whatever_the_requests_were() -> None
     with ExitStack() as held:
         for _ in range(8):
             held.enter_context(gate.admit(ask()))
-
-
-def test_where_places_run_out_before_time_they_are_shared_as_well() -> None:
-    """A mesh that answers 1,000 a second and may hold 64: one tenant's 2,000 a second leave room for another's 40."""
-    clock = HandClock()
-    loud, quiet = ask(caller=Caller("loud", "loud")), ask(caller=Caller("quiet", "quiet"))
-    arrivals = poisson(2_000, 0, 3, 1, loud) + poisson(40, 0, 3, 2, quiet)
-    gate = rank_gate(clock, in_flight_max=64)
-    outcome = simulate(gate, clock, sorted(arrivals, key=lambda arrival: arrival[0]), service_s=1 / 500)
-    assert outcome.of_caller["quiet"] >= 0.8 * len(poisson(40, 0, 3, 2))
-    assert outcome.of_caller["loud"] >= 0.8 * 3 * 1_000
-
-
-def test_who_is_refused_before_its_body_is_read_finds_room_the_next_time() -> None:
-    clock = HandClock()
-    gate = rank_gate(clock)
-    simulate(gate, clock, poisson(60, 0, 10, 1))
-    clock.set(clock.monotonic_s() + 10.0)  # whoever that was is gone
-    loud, quiet = Caller("loud", "feed"), Caller("quiet", "feed")
-    with ExitStack() as held:
-        places = [held.enter_context(ExitStack()) for _ in range(100)]
-        for place in places:
-            with suppress(OverloadedError):
-                place.enter_context(gate.admit(ask(caller=loud)))
-        with pytest.raises(OverloadedError):
-            gate.check(quiet.tenant)
-        clock.set(clock.monotonic_s() + 0.2)
-        for place in places[:2]:
-            place.close()
-        for _ in range(10):  # who is loud would take what has become free
-            with suppress(OverloadedError):
-                held.enter_context(gate.admit(ask(caller=loud)))
-        gate.check(quiet.tenant)
-        held.enter_context(gate.admit(ask(caller=quiet)))
-
-
-def test_one_request_of_another_costs_a_place_or_two_and_only_for_a_while() -> None:
-    clock = HandClock()
-    shares, loud = Shares({}, 1.0, 8, clock), Caller("", "loud")
-    shares.ask(Caller("", "once"), 1.0)
-    shares.ask(loud, 1.0)
-    assert shares.has_room(loud, 8.5, 10.0)
-    assert not shares.has_room(loud, 8.6, 10.0)
-    clock.set(clock.monotonic_s() + 1.0)
-    assert shares.has_room(loud, 9.4, 10.0)
-    assert not shares.has_room(loud, 9.5, 10.0)
-    clock.set(clock.monotonic_s() + 3.0)
-    shares.ask(loud, 1.0)
-    assert shares.has_room(loud, 10.0, 10.0)
-
-
-def test_what_is_kept_for_another_is_at_most_its_share() -> None:
-    shares, first, second = Shares({"heavy": 3.0}, 1.0, 8, HandClock()), Caller("", "heavy"), Caller("", "light")
-    for caller in (first, second):
-        shares.ask(caller, 100.0)
-    assert shares.has_room(first, 7.5, 10.0)
-    assert not shares.has_room(first, 7.6, 10.0)
-    assert shares.has_room(second, 2.5, 10.0)
-    assert not shares.has_room(second, 2.6, 10.0)
 
 
 async def test_overload_is_shed_before_any_station_is_called() -> None:
@@ -586,7 +382,7 @@ async def test_overload_is_shed_before_any_station_is_called() -> None:
     ("changes", "field"),
     [({"deadline_ms": 20}, "deadline_ms"), ({"deadline_ms": 60_000}, "deadline_ms"), ({"limit": 5_000}, "limit")],
 )
-async def test_what_no_retry_makes_right_is_not_told_to_come_back(changes: dict[str, int], field: str) -> None:
+async def test_what_no_retry_makes_right_is_not_told_to_come_back(changes: dict[str, Any], field: str) -> None:
     clock = HandClock()
     mesh = FakeMesh(IngressConfig(), clock)
     gate = mesh.ingress.rank_gate
