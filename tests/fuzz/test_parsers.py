@@ -6,6 +6,7 @@ they come past the first look. No crash, no hang (the lane's time limit), no mor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import struct
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from services.ingress import body
 from services.ingress.question import RankQuestion
@@ -24,6 +27,7 @@ from shared.errors import RankMeshError, StoreUnavailableError, WeightsError
 from shared.schema.api import ApiLimits, EventsRequest
 from shared.userlog.blocks import decode_blocks, encode_blocks
 from shared.userlog.records import RECORD
+from shared.weights import WeightStore
 from shared.weights.deltas import ENVELOPE_BYTES, Delta, RowDelta
 from shared.weights.layout import view_tensors
 from shared.weights.manifest import Manifest
@@ -139,9 +143,75 @@ def test_documents_of_the_api(num_examples: int, media: str) -> None:
     attack(num_examples, draw, parse, RankMeshError)
 
 
-def test_manifests(num_examples: int) -> None:
-    attack(num_examples, lambda rng: rng.choice([mutate(rng, b'{"format_version": 2, "version": "v"}'), DEEP]),
-           lambda data: Manifest.decode(data, "v"), WeightsError)  # fmt: skip
+def described(path: str, content: bytes) -> dict[str, Any]:
+    """Return what a manifest says of a file of one chunk."""
+    digest = hashlib.sha256(content).hexdigest()
+    return {"path": path, "bytes": len(content), "sha256": digest, "chunk_bytes": 2**20, "chunks": [digest]}
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """Return a manifest whose checksum of itself is right."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**document, "digest": hashlib.sha256(text.encode()).hexdigest()}).encode()
+
+
+TENSORS = safetensors.numpy.save({"w": np.zeros((3, 5), np.float32), "m": np.ones(4, np.bool_)})
+MODEL = b'{"width": 8}'
+MANIFEST: dict[str, Any] = {
+    "format_version": 2,
+    "version": "v",
+    "created": "2026-01-01T00:00:00.000000Z",
+    "files": {
+        "dense": {
+            **described("dense.safetensors", TENSORS),
+            "tensors": {"w": {"dtype": "F32", "shape": [3, 5]}, "m": {"dtype": "BOOL", "shape": [4]}},
+        }
+    },
+    "documents": {"model": described("model.json", MODEL)},
+    "derived": {"parent": "u", "made_by": "simplify"},
+}
+
+
+def mutated_manifest(rng: random.Random) -> bytes:
+    document = MANIFEST
+    for _ in range(rng.randint(1, 3)):
+        document = mutate_document(rng, document)
+    return sealed(document) if isinstance(document, dict) else json.dumps(document).encode()
+
+
+def test_manifests_with_a_right_checksum(num_examples: int) -> None:
+    def draw(rng: random.Random) -> bytes:
+        chance = rng.random()
+        return DEEP if chance < 0.02 else mutate(rng, sealed(MANIFEST)) if chance < 0.3 else mutated_manifest(rng)
+
+    def parse(data: bytes) -> None:
+        for entry in Manifest.decode(data, "v").entries():
+            entry.pieces()
+
+    attack(num_examples, draw, parse, WeightsError)
+    assert Manifest.decode(sealed(MANIFEST), "v").version == "v"
+
+
+def test_versions_whose_checksums_are_right(num_examples: int) -> None:
+    fs, store = fsspec.filesystem("memory"), WeightStore("memory://fuzz")
+
+    def draw(rng: random.Random) -> bytes:
+        tensors, model = (mutate(rng, whole) if rng.random() < 0.4 else whole for whole in (TENSORS, MODEL))
+        dense = {**MANIFEST["files"]["dense"], **described("dense.safetensors", tensors)}
+        whole = {**MANIFEST, "files": {"dense": dense}, "documents": {"model": described("model.json", model)}}
+        fs.pipe_file("/fuzz/v/dense.safetensors", tensors)
+        fs.pipe_file("/fuzz/v/model.json", model)
+        return sealed(whole) if rng.random() < 0.7 else mutated_manifest(rng)
+
+    def parse(data: bytes) -> None:
+        fs.pipe_file("/fuzz/v/manifest.json", data)
+        store.versions()
+        store.open("v").verify()
+
+    try:
+        attack(num_examples, draw, parse, WeightsError)
+    finally:
+        fs.rm("/fuzz", recursive=True)
 
 
 def delta() -> Delta:
