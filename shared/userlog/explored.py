@@ -105,7 +105,17 @@ class RedisExploredLog:
             pipe.ltrim(self._key(token), 0, config.user_answers_max - 1)
             pipe.expire(self._key(token), config.ttl_s)
             pipe.zadd(self._index, {token: answer.answered_s})
-            pipe.zremrangebyrank(self._index, 0, -config.users_max - 1)
+            pipe.zcard(self._index)
+            num_users = (await pipe.execute())[-1]
+        if num_users > config.users_max:
+            await self._drop(num_users - config.users_max)
+
+    async def _drop(self, num_users: int) -> None:
+        """Drop the users whose newest answers are oldest, and their answers, which nobody would find any more."""
+        dropped: list[tuple[bytes, float]] = await self._client.zpopmin(self._index, num_users)
+        async with self._client.pipeline(transaction=False) as pipe:
+            for token, _ in dropped:
+                pipe.unlink(self._key(token.decode()))
             await pipe.execute()
 
     async def _read(self, tokens: Sequence[str]) -> list[list[bytes]]:

@@ -64,6 +64,15 @@ async def test_users_and_answers_are_bounded_and_the_oldest_go(explored: Explore
     assert await _read(explored, 103) == [(3, 103), (4, 104)]
 
 
+async def test_the_answers_of_users_who_are_dropped_take_no_more_room(client: StoreClient, namespace: str) -> None:
+    log = RedisExploredLog(client, namespace, LIMITS)
+    for user in range(20):
+        await log.add(answer(user, 100 + user))
+    kept = [key async for key in client.scan_iter(f"{namespace}:*")]
+    assert len(kept) == LIMITS.users_max + 1  # and the index
+    assert await _read(log) == [(17, 117), (18, 118), (19, 119)]
+
+
 async def test_a_user_who_is_forgotten_is_gone(explored: ExploredLog) -> None:
     await explored.add(answer(1))
     await explored.add(answer(2))
