@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.errors import ConfigError
-from shared.log import redact_text
+from shared.log import REDACTED, is_secret, redact_text
 from shared.rules import VALUE_CHARS_MAX, broken
 
 FILE_BYTES_MAX: Final = 2**20
@@ -77,7 +77,9 @@ def read_document(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error.reason}", field="path", value=str(path)) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}", field="path", value=str(path)) from error
+        raise ConfigError(
+            f"{path} is not valid YAML: {redact_text(str(error))}", field="path", value=str(path)
+        ) from error
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply", field="path", value=str(path)) from error
     except ValueError as error:  # an integer of thousands of digits, a date that is none
@@ -144,7 +146,8 @@ def validated(
         return cls.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        field, value = ".".join(str(part) for part in first["loc"]), _shown(first["input"])
+        field = ".".join(str(part) for part in first["loc"])
+        value = _shown(first["input"], str(first["loc"][-1]) if first["loc"] else "")
         said = "" if isinstance(first["input"], dict | list) else value  # a whole section says nothing
         words = broken(field, [first], said)
         if first["type"] == "extra_forbidden":
@@ -153,8 +156,9 @@ def validated(
         raise ConfigError(f"{where}{words}", field=field, value=value) from error
 
 
-def _shown(value: object) -> str:
-    text = redact_text(repr(value))
+def _shown(value: object, name: str) -> str:
+    """Return a value as a message shows it: not what is named like a secret, nor credentials of a URL."""
+    text = REDACTED if is_secret(name) and not isinstance(value, int | float) else redact_text(repr(value))
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
 
 

@@ -32,12 +32,16 @@ REDACTED: Final = "***"
 
 _LEVELS: Final[dict[str, int]] = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 _DEPTH_MAX: Final = 6
-_SECRET_NAME = re.compile(r"token|passw(or)?d|secret|api_?key|authorization|credential", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"token|passw(or)?d|pass_?phrase|secret|api_?key|authorization|credential", re.IGNORECASE)
 # User and password of a URL; greedy up to the last @ before the path, since a password may hold one itself. It starts
 # at "://": a pattern that starts with the scheme takes quadratic time on a long word.
 _URL_USER = re.compile(r"(?<=://)[^\s/?#]*@")
 # The same with a slash in the password, which a URL should not hold but people paste; a port is none.
 _URL_LOOSE_USER = re.compile(r"(?<=://)[^\s/?#:@]{0,256}:(?!\d+/)[^\s?#]{0,256}@")
+# Of a store that has buckets and no ports: what stands behind a colon is a secret, also where the @ was forgotten.
+_BUCKET_SECRET = re.compile(
+    r"(?P<scheme>\b(?:s3a?|gc?s|az|abfss?|adl|r2)://)[^\s/?#:@]{0,256}:[^\s/?#'\"]+", re.IGNORECASE
+)
 _URL_QUERY = re.compile(
     r"(?P<name>[?&][\w.-]{0,64}?(?:token|passw(?:or)?d|secret|api_?key|credential|signature)[\w.-]{0,64}=)[^&\s#]+",
     re.IGNORECASE,
@@ -50,7 +54,13 @@ def redact_text(text: str) -> str:
     text = _URL_QUERY.sub(
         rf"\g<name>{REDACTED}", _URL_USER.sub(f"{REDACTED}@", _URL_LOOSE_USER.sub(f"{REDACTED}@", text))
     )
+    text = _BUCKET_SECRET.sub(rf"\g<scheme>{REDACTED}", text)
     return _BEARER.sub(rf"\g<scheme>{REDACTED}", text)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a field is named like a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def redact(value: object, name: str = "") -> Any:

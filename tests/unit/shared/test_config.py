@@ -81,6 +81,19 @@ def test_a_date_is_text(tmp_path: Path) -> None:
     assert load_config(Sample, write(tmp_path, "name: 2026-11-29")).name == "2026-11-29"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "part: {password: s3cr3t}", "part: {tls_passphrase: s3cr3t}", "api_key: s3cr3t", "token: [s3cr3t]",
+        "parts: {x: {secret: {a: s3cr3t}}}", "part: 's3://AKIA:s3cr3t/bucket'", "part: 'gs://AKIA:s3cr3t'",
+        "part: 'redis://:s3cr3t@host", "a: {b: redis://u:s3cr3t@host}\n\tx: 1",
+    ],
+)  # fmt: skip
+def test_no_mistake_shows_what_is_named_like_a_secret_or_is_part_of_a_url(text: str, tmp_path: Path) -> None:
+    error = refused(write(tmp_path, text))
+    assert "s3cr3t" not in error.message + str(error.context)
+
+
 def test_the_error_shows_no_credentials(tmp_path: Path) -> None:
     error = refused(write(tmp_path, "port: redis://user:hunter2@host"))
     assert "hunter2" not in f"{error} {error.context}"
