@@ -173,7 +173,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def mutated_manifest(rng: random.Random) -> bytes:
-    document = MANIFEST
+    document: Any = MANIFEST
     for _ in range(rng.randint(1, 3)):
         document = mutate_document(rng, document)
     return sealed(document) if isinstance(document, dict) else json.dumps(document).encode()
