@@ -119,6 +119,10 @@ class TierRouter(Protocol):
         """Learn from one request that has ended."""
         ...
 
+    def bear(self, served: Served) -> None:
+        """Take note of the load that a request of another version was: the stations are the same."""
+        ...
+
     def forget(self, user: EntityId) -> None:
         """Drop what was learned of a user."""
         ...
@@ -161,6 +165,9 @@ class BudgetRouter:
 
     def observe(self, served: Served) -> None:
         """Nothing is learned."""
+
+    def bear(self, served: Served) -> None:
+        """No load is looked at but that of the moment."""
 
     def forget(self, user: EntityId) -> None:
         """Nothing was learned."""
@@ -265,9 +272,13 @@ class GainRouter:
         """Learn what the tier cost, what the stations had to do, and what is known of the user."""
         if served.tier in self._names and served.rank_ms > 0:
             self.costs.observe(served.tier, served.num_candidates, served.rank_ms)
-        self.price.observe(served.busy_ms, missed=served.missed)
+        self.bear(served)
         if served.signals is not None:
             self.users.remember(served.user, served.signals, served.as_of_s)
+
+    def bear(self, served: Served) -> None:
+        """Take note of what a request cost the stations, whichever version it was of."""
+        self.price.observe(served.busy_ms, missed=served.missed)
 
     def forget(self, user: EntityId) -> None:
         """Drop the signals of a user."""

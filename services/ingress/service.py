@@ -123,7 +123,6 @@ class IngressService:
         with self.rank_gate.admit(question.ask(limits)) as place, self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
-            router = self.serving.model(job.version).router
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
             self.serving.begin(job.version)
             try:
@@ -133,7 +132,8 @@ class IngressService:
                 self.exploration.offer(flow, ranked, question.ids, self.serving.model(job.version).info.config.depths)
             except RankMeshError as error:
                 self._logger.warning("rank_failed", request_id=job.request_id, code=error.code, error=error)
-                router.observe(unserved(job, missed=isinstance(error, DeadlineExceededError)))
+                missed = isinstance(error, DeadlineExceededError)
+                self.serving.observe(job.version, unserved(job, missed=missed))
                 self.serving.count(job.version, "failed")
                 raise
             finally:
@@ -141,7 +141,7 @@ class IngressService:
                 self._stats.retried(flow.retried)
                 self._stats.hedged(flow.inputs.hedged)
                 flow.close()
-            router.observe(served(flow, ranked))
+            self.serving.observe(job.version, served(flow, ranked))
             body = self._body(question, flow, ranked, received_s)
             place.is_served, place.is_late = True, DEADLINE in flow.marks.reasons
         self.serving.count(job.version, "degraded" if body["degraded"] else "whole")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from models.routing import GainModel
 from services.ingress.directory import RolloutBody, UpdatesBody
 from services.ingress.model_info import ModelInfo
-from services.ingress.routing import TierRouter
+from services.ingress.routing import Served, TierRouter
 from shared.clock import Clock
 from shared.errors import ConfigError, RankMeshError
 from shared.hashing import EntityId
@@ -132,6 +132,14 @@ class Serving:
     def model(self, stamp: str) -> FrontModel:
         """Return what is known of the version of a stamp."""
         return self._models[parse_stamp(stamp)[0]]
+
+    def observe(self, stamp: str, served: Served) -> None:
+        """Let the router of a request's version learn from it, and the others know what it cost all of them."""
+        own = self._models[parse_stamp(stamp)[0]].router
+        own.observe(served)
+        for model in self._models.values():
+            if model.router is not own:
+                model.router.bear(served)
 
     def forget(self, user: EntityId) -> None:
         """Drop what the routers of all versions learned of a user."""

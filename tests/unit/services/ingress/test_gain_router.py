@@ -15,8 +15,10 @@ from models.routing import GROUP, SIGNALS, GainModel, surface_keys
 from models.source import MemorySource
 from services.ingress.config import IngressConfig, RouterConfig, TierConfig
 from services.ingress.learned import PriceControl, RememberedSignals, TierCosts
+from services.ingress.model_info import ModelInfo
 from services.ingress.routing import BudgetRouter, GainRouter, RouteQuery, Served, router_for
 from services.ingress.service import IngressService
+from services.ingress.serving import FrontModel, Serving, ServingOrder
 from shared.clock import ManualClock
 from shared.errors import ConfigError, DeadlineExceededError, InvalidRequestError
 from shared.schema.api import RankRequest
@@ -281,6 +283,23 @@ async def test_a_client_whose_budgets_nothing_meets_lowers_nobodys_tier(
         with pytest.raises(DeadlineExceededError):
             await asking
     assert (asked.price.share < 1.0) == is_priced
+
+
+async def test_while_a_canary_has_half_of_the_requests_both_versions_see_the_whole_load() -> None:
+    clock = ManualClock()
+    routers = {version: router(clock=clock) for version in ("v", "w")}
+    fronts = {version: FrontModel(ModelInfo(version, RANKER, {}, None), one) for version, one in routers.items()}
+    serving = Serving("v", fronts["v"], fronts.__getitem__, [], clock)
+    await serving.hold(["v", "w"])
+    await serving.take(ServingOrder(version="v", canary="w", share=0.5))
+    for _ in range(4):
+        await clock.advance(0.5)
+        serving.observe("v", served(1, 0.3, busy_ms=700.0))
+        await clock.advance(0.5)
+        serving.observe("w", served(2, 0.3, busy_ms=700.0))  # together twice the target
+    for one in routers.values():
+        assert one.price.share < 0.5
+    assert routers["v"].users.get(2, 1_000) is None
 
 
 async def test_requests_are_served_lower_as_the_load_rises() -> None:
