@@ -46,13 +46,24 @@ _NO_PATH = (
 
 _FROM_NO_ROUTE = "if { status 404 } { res.hdr(content-type) -m beg text/plain }"
 
-_AT_THE_FRONT = (
-    r"s|^frontend http_frontend$|&\n    http-request del-header x-request-timeout-seconds"
-    rf"\n    {_NO_PATH}\n    {_NO_ROUTE.replace('http-request', 'http-response')} {_FROM_NO_ROUTE}|"
+_OF_RAY = (
+    "x-request-timeout-seconds",
+    "x-request-disconnect-disabled",
+    "x-request-id",
+    "^x[-_]session[-_]id$ -m reg",
+    "^serve[-_]multiplexed[-_]model[-_]id$ -m reg",
 )
-"""Ray Serve would end a request by this header of a client, past our deadlines and our error body. Ray's own paths ask
-for no token and are refused. A 404 that is not the API's, whose own are JSON, is of a proxy that knows no routes yet:
-clients ask again after a 503, and not after a 404."""
+"""Headers that Ray Serve reads before the API does. It would end a request by one of them, past our deadlines and our
+error body; the others, where they are no UTF-8, end in a bare 500 before anybody has asked for a token. HAProxy then
+gives the request an id of its own."""
+
+_AT_THE_FRONT = (
+    r"s|^frontend http_frontend$|&"
+    + "".join(rf"\n    http-request del-header {header}" for header in _OF_RAY)
+    + rf"\n    {_NO_PATH}\n    {_NO_ROUTE.replace('http-request', 'http-response')} {_FROM_NO_ROUTE}|"
+)
+"""Ray's headers are for Ray. Ray's own paths ask for no token and are refused. A 404 that is not the API's, whose own
+are JSON, is of a proxy that knows no routes yet: clients ask again after a 503, and not after a 404."""
 
 _NO_ROUTES_YET = rf's|^\( *\)http-request return status 404 content-type text/plain lf-string "Path .*$|\1{_NO_ROUTE}|'
 """The same of HAProxy itself, from its start to the first word of Serve's controller."""

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -90,6 +91,7 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     assert "    timeout http-request 12s" in lines
     after_front = lines[lines.index("frontend http_frontend") + 1]
     assert after_front.strip() == "http-request del-header x-request-timeout-seconds"
+    assert lines[lines.index("frontend http_frontend") + 3].strip() == "http-request del-header x-request-id"
     assert not any("Ping http" in line for line in lines)
     binds = [line.strip() for line in lines if "bind" in line]
     tls = " ssl crt front\\ &\\ back|.pem ssl-min-ver TLSv1.2 alpn http/1.1" if bundle else ""
@@ -99,7 +101,11 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
 class Upstream(BaseHTTPRequestHandler):
     """What is behind HAProxy: our own 404 for ``/mine``, that of a proxy without routes for everything else."""
 
+    seen: ClassVar[dict[str, str]] = {}
+
     def do_GET(self) -> None:
+        self.seen.clear()
+        self.seen.update({name.lower(): value for name, value in self.headers.items()})
         body, kind = (b"{}", "application/json") if self.path == "/mine" else (b"Path not found.", "text/plain")
         self.send_response(404)
         self.send_header("content-type", kind)
@@ -130,6 +136,7 @@ FRONT = """defaults
     option abortonclose
 frontend http_frontend
     bind 127.0.0.1:{port}
+    http-request set-header x-request-id made-here if !{{ req.hdr(x-request-id) -m found }}
     acl routes path -i /-/routes
     http-request return status 200 content-type application/json string "all routes" if routes
     use_backend app if {{ path_beg /app/ /mine }}
@@ -177,3 +184,18 @@ def test_no_answer_of_the_balancer_is_taken_for_one_of_the_api(front: str, path:
         assert (answer.code, body.get("code")) == (status, code)
         assert answer.headers["content-type"].startswith("application/json")
         assert (answer.headers["retry-after"] == "1") == (status == 503)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["X-Request-Timeout-Seconds", "X-Request-Disconnect-Disabled", "X-Session-Id", "x_session_id",
+     "serve_multiplexed_model_id", "Serve-Multiplexed-Model-Id", "SERVE_multiplexed-model_id", "X-Request-Id"],
+)  # fmt: skip
+def test_what_ray_would_read_of_a_clients_headers_does_not_reach_it(front: str, name: str) -> None:
+    sent = f"GET /mine HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Mine: a\r\n{name}: \xff\xfe\r\n{name}: b\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(front.rpartition(":")[2])), timeout=5) as client:
+        client.sendall(sent.encode("latin-1"))
+        assert client.recv(12).endswith(b" 404")
+    assert {name: value for name, value in Upstream.seen.items() if name not in ("host", "connection")} == {
+        "x-mine": "a", "x-request-id": "made-here",
+    }  # fmt: skip
