@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -47,7 +48,7 @@ def _trust(url: str, ca_file: Path | None) -> ssl.SSLContext | bool:
     if ca_file is None or not url.startswith("https:"):
         return True
     try:
-        if httpx.URL(url).host.startswith("127."):
+        if _is_loopback(httpx.URL(url).host):
             return pinned(ca_file)
         context = ssl.create_default_context()
         context.load_verify_locations(ca_file)
@@ -56,3 +57,10 @@ def _trust(url: str, ca_file: Path | None) -> ssl.SSLContext | bool:
             f"cannot read certificates from {ca_file}: {error}", field="RANKMESH_CA_FILE", value=str(ca_file)
         ) from error
     return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name, however it begins: its certificate must name it
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from cluster.access import access
 from cluster.cli.client import Client
 from cluster.config import HttpConfig, MeshConfig, TlsConfig
 from cluster.front_door import check_wide, pem_bundle, secured
@@ -220,3 +222,22 @@ def test_the_command_line_sends_its_token_and_shows_it_to_nobody(
     path.unlink()
     with pytest.raises(ConfigError, match="cannot read the token"):
         Client("http://mesh.test")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_named"),
+    [
+        ("127.0.0.1", False),
+        ("127.8.0.2", False),
+        ("127.mesh.test", True),
+        ("127.0.0.1.x.test", True),
+        ("10.0.0.1", True),
+    ],
+)
+def test_only_the_address_of_this_machine_need_not_be_named_by_its_certificate(
+    tmp_path: Path, host: str, is_named: bool
+) -> None:
+    tls = write_certificate(tmp_path)
+    found = access(f"https://{host}:8341", Settings(ca_file=tls.certificate_file)).verify
+    assert isinstance(found, ssl.SSLContext)
+    assert found.check_hostname == is_named
