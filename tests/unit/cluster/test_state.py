@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import MeshConfig
-from cluster.state import MeshState, first_state, read_state
+from cluster.config import HttpConfig, MeshConfig
+from cluster.state import MeshState, check_ports, first_state, read_state
+from shared.errors import ConfigError
 from tests.helpers.mesh_owner import owner_of
 
 
@@ -52,3 +53,19 @@ def test_the_owner_is_known_by_number_and_start() -> None:
         assert running.owner.is_alive()
         assert not running.model_copy(update={"mesh_id": "another"}).owner.is_alive()
     assert not state(pid=2**22 + 1).runs
+
+
+def test_a_port_that_somebody_has_where_the_mesh_is_to_listen_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MeshConfig(http=HttpConfig(host="127.0.0.3", port=9_876, ingress="proxy"))
+    asked: list[tuple[int, str]] = []
+
+    def is_listening(port: int, host: str) -> bool:
+        asked.append((port, host))
+        return host == "127.0.0.3"
+
+    monkeypatch.setattr("cluster.state.is_listening", is_listening)
+    with pytest.raises(ConfigError, match="port 9876 is taken"):
+        check_ports(config, tmp_path)
+    assert asked == [(9_876, "127.0.0.1"), (9_876, "127.0.0.3")]
