@@ -9,7 +9,7 @@ tried again; a few are as long as they fit into their budgets, so that what work
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -161,7 +161,7 @@ class RankGate(Gate):
         super().check()
         self._check_start(1.0)
         if easiest is not None:
-            self._check_wait(*easiest)
+            self._check_wait(*easiest, lambda total: self._shares.may_own(tenant, easiest[0], total))
 
     @contextmanager
     def admit(self, ask: Ask) -> Iterator[Place]:
@@ -175,7 +175,7 @@ class RankGate(Gate):
         caller = self._shares.ask(ask.caller, work)
         super().check()
         self._check_start(work)
-        predicted_share = self._check_wait(work, budget_s)
+        predicted_share = self._check_wait(work, budget_s, lambda total: self._shares.owns(caller, work, total))
         self._check_share(caller, work, budget_s)
         self._shares.begin(caller, work)
         begun = self.capacity.begin(work)
@@ -200,8 +200,10 @@ class RankGate(Gate):
 
     def _usable_s(self, budget_s: float) -> float:
         """Return how much of a budget counts now."""
-        if self.in_flight < self._config.in_flight_min:
-            return budget_s
+        return budget_s if self.in_flight < self._config.in_flight_min else self._in_queue_s(budget_s)
+
+    def _in_queue_s(self, budget_s: float) -> float:
+        """Return how much of a budget counts where there is a queue."""
         queue_ms = self._config.standing_ms_max if self.capacity.queue_stands else self._config.wait_ms_max
         return min(budget_s, queue_ms / 1e3)
 
@@ -211,13 +213,20 @@ class RankGate(Gate):
             self._shed(f"work for {would_be:.1f} requests in flight before any was measured, limit {limit:g}", limit,
                        round(would_be, 1))  # fmt: skip
 
-    def _check_wait(self, work: float, budget_s: float) -> float:
-        """Return the share of the budget that the request is expected to take."""
-        wait_s = self.capacity.wait_s(work, self._rate)
-        if wait_s is None:
+    def _check_wait(self, work: float, budget_s: float, owns: Callable[[float], bool]) -> float:
+        """Return the share of the budget that the request is expected to take.
+
+        A queue that stands is of those who want more than their share: who does not may wait in it as in any other.
+        """
+        rate = self._rate
+        wait_s = self.capacity.wait_s(work, rate)
+        if wait_s is None or rate is None:
             return 0.0
         usable_s = self._usable_s(budget_s)
         allowed_s = self.capacity.share * usable_s
+        if wait_s > allowed_s and self.in_flight and owns(allowed_s * rate):
+            usable_s = min(budget_s, self._config.wait_ms_max / 1e3)
+            allowed_s = self.capacity.share * usable_s
         if wait_s > allowed_s and self.in_flight:
             self._shed(
                 f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
@@ -230,9 +239,10 @@ class RankGate(Gate):
         if rate is None:
             return
         would_be = self.capacity.in_flight_work + work
-        in_time = self.capacity.share * self._usable_s(budget_s) * rate
-        # Where capacity is large the places in memory are what is shared.
-        total = min(in_time, self._max * would_be / (self.in_flight + 1))
+        each = would_be / (self.in_flight + 1)
+        # What is no queue is shared too, and where capacity is large the places in memory are what runs out first.
+        in_time = max(self.capacity.share * self._in_queue_s(budget_s) * rate, self._config.in_flight_min * each)
+        total = min(in_time, self._max * each)
         is_contended = would_be > self._config.contended_share * total
         if is_contended and self.in_flight and not self._shares.has_room(caller, work, total):
             self._shed(

@@ -110,15 +110,43 @@ class Shares:
             holding.take(work)
 
     def has_room(self, caller: Caller, work: float, total: float) -> bool:
-        """Return whether ``total`` leaves a caller this much more beside what is kept for the others."""
+        """Return whether ``total`` leaves a caller this much more beside what is kept for the others.
+
+        Who has nothing in flight has room for one request, however little of ``total`` many others leave to each.
+        """
         of_tenant, of_surface = self._of(caller)
-        tenants = {name: (tenant.all, self._tenant_weight(name)) for name, tenant in self._held.items()}
-        left = total - self._kept(tenants, caller.tenant, total)
-        if of_tenant.work + work > left:
-            return False
+        left = total
+        if len(self._held) > 1:
+            tenants = {name: (tenant.all, self._tenant_weight(name)) for name, tenant in self._held.items()}
+            left -= self._kept(tenants, caller.tenant, total)
+            if not _fits(of_tenant, work, left):
+                return False
         own = self._held[caller.tenant].surfaces
         surfaces = {name: (holding, self._weights.get(name, 1.0)) for name, holding in own.items()}
-        return of_surface.work + work <= left - self._kept(surfaces, caller.surface, left)
+        return _fits(of_surface, work, left - self._kept(surfaces, caller.surface, left))
+
+    def owns(self, caller: Caller, work: float, total: float) -> bool:
+        """Return whether this much more is of a caller's own share of ``total``, whatever others have in flight."""
+        left = self._left_to_surfaces(caller.tenant, work, total)
+        return work <= left[caller.surface]
+
+    def may_own(self, tenant: str, work: float, total: float) -> bool:
+        """Return the same where the surface is not known yet: whether it is true of one that the tenant has had."""
+        name = tenant if tenant in self._held else _OTHERS
+        return any(work <= left for left in self._left_to_surfaces(name, work, total).values())
+
+    def _left_to_surfaces(self, tenant: str, work: float, total: float) -> dict[str, float]:
+        """Return what a tenant's surfaces, or one that is new, have left of their own shares of ``total``."""
+        held, mine = self._held[tenant], total
+        if len(self._held) > 1:
+            weights = sum(map(self._tenant_weight, self._held)) if self._weights else len(self._held)
+            mine *= self._tenant_weight(tenant) / weights
+            if held.all.work + work > mine:
+                return dict.fromkeys(held.surfaces, 0.0)
+        surfaces = held.surfaces or {"": held.all}
+        weight_of = {name: self._weights.get(name, 1.0) for name in surfaces}
+        one = mine / sum(weight_of.values())
+        return {name: one * weight_of[name] - holding.work for name, holding in surfaces.items()}
 
     def __len__(self) -> int:
         """Number of tenants and surfaces that are held."""
@@ -157,6 +185,13 @@ class Shares:
                     del tenant.surfaces[surface]
 
 
+def _fits(holding: _Holding, work: float, room: float) -> bool:
+    return holding.work + work <= (room if holding.num else max(room, _ONE_REQUEST))
+
+
 _MEMORIES = 3.0
 _ROOM_TO_GROW = 1.5
+_ONE_REQUEST = 2.5
+"""Work of one request of some two thousand candidates."""
+
 _OTHERS = "others"

@@ -22,6 +22,49 @@ def test_a_quiet_caller_gets_its_share_beside_one_that_wants_everything() -> Non
     assert outcome.of_caller["loud"] >= 0.9 * (30 * 20 - sent)
 
 
+@pytest.mark.parametrize(
+    ("loud", "quiet"),
+    [
+        (Caller("loud", "feed"), [Caller("quiet", "quiet")]),
+        (Caller("loud", "feed"), [Caller(f"quiet {number}", "quiet") for number in range(12)]),
+        (Caller("", "feed"), [Caller("", "quiet")]),
+    ],
+)
+def test_who_wants_little_gets_it_on_rough_cores_as_well(loud: Caller, quiet: list[Caller]) -> None:
+    """A queue that is full, and now and then over, of one caller's five times what can be answered."""
+    clock = HandClock()
+    arrivals = poisson(95, 0, 30, 1, ask(num_candidates=200, caller=loud))
+    few = poisson(2, 0, 30, 2)
+    arrivals += [
+        (at_s, ask(num_candidates=200, caller=quiet[number % len(quiet)])) for number, (at_s, _) in enumerate(few)
+    ]
+    arrivals.sort(key=lambda arrival: arrival[0])
+    outcome = simulate(rank_gate(clock), clock, arrivals, service_s=2 / 19, is_rough=True)
+    assert outcome.of_caller["quiet"] >= 0.8 * len(few)
+    assert outcome.of_caller["feed"] >= 0.6 * 30 * 19 / 1.13
+
+
+def test_who_has_less_than_its_share_may_wait_in_a_queue_that_stands() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    clock.set(clock.monotonic_s() + 10.0)  # whoever that was is gone
+    loud, quiet = ask(caller=Caller("loud", "feed")), ask(caller=Caller("quiet", "feed"))
+    with ExitStack() as held:
+        for _ in range(15):
+            held.enter_context(gate.admit(loud))
+        clock.set(clock.monotonic_s() + 0.71)
+        with pytest.raises(OverloadedError, match="400 ms of the budget"):
+            held.enter_context(gate.admit(loud))
+        with suppress(OverloadedError):
+            while True:
+                gate.check("quiet")
+                held.enter_context(gate.admit(quiet))
+        assert gate.in_flight - 15 in (5, 6)  # half of the 12 that fit into a queue that stands
+        with pytest.raises(OverloadedError):
+            held.enter_context(gate.admit(ask(budget_ms=400, caller=Caller("third", "feed"))))  # it does not fit
+
+
 def test_weights_share_what_all_want() -> None:
     clock = HandClock()
     callers = [Caller("", "heavy"), Caller("", "light")]
