@@ -161,7 +161,7 @@ class BudgetRouter:
         Raises:
             InvalidRequestError: the client forces a tier that does not exist.
         """
-        return self.forced(query) or self.decide(self._names[0], "default")
+        return self.forced(query) or self.limited(query) or self.decide(self._names[0], "default")
 
     def observe(self, served: Served) -> None:
         """Nothing is learned."""
@@ -176,7 +176,7 @@ class BudgetRouter:
         """No gain is looked at."""
 
     def forced(self, query: RouteQuery) -> TierChoice | None:
-        """Return the only choice that client, load or budget leave; None: every tier is open.
+        """Return the only choice that client or load leave; None: every tier is open that the budget pays for.
 
         Raises:
             InvalidRequestError: the client forces a tier that does not exist.
@@ -194,6 +194,10 @@ class BudgetRouter:
         if query.load > self._light_above_load:
             full = f"load: {query.load:.0%} of what may wait is in flight"
             return self.decide(self._names[-1], f"{full}, {self._light_above_load:.0%} allowed for {self._names[0]}")
+        return None
+
+    def limited(self, query: RouteQuery) -> TierChoice | None:
+        """Return the best choice that the budget leaves; None: it leaves every tier."""
         best = self._tiers[0]
         if query.remaining_ms >= best.cost_ms:
             return None
@@ -258,15 +262,22 @@ class GainRouter:
         price = self.price.price(self._limits.occupancy(query))
         if (forced := self._limits.forced(query)) is not None:
             return forced
-        if self._random.random() < self._config.explore_share:
+        limited = self._limits.limited(query)
+        first = 0 if limited is None else self._names.index(limited.tier)
+        if limited is not None and first == len(self._names) - 1:
+            return limited
+        if limited is None and self._random.random() < self._config.explore_share:
             return self._limits.decide(self._names[0], "exploration", explores=True)
         signals = self.users.get(query.user, query.as_of_s)
         worth = self._worth(signals, query.surface)
         costs = self.costs.of(query.num_candidates)
-        value = worth - price * costs / costs[0]
+        value = (worth - price * costs / costs[0])[first:]
         # The cheapest tier of those that are worth the same.
-        index = int(np.flatnonzero(value >= value.max() - WORTH_EQUAL)[-1])
-        return self._limits.decide(self._names[index], self._reason(index, worth, costs, price, signals is not None))
+        index = first + int(np.flatnonzero(value >= value.max() - WORTH_EQUAL)[-1])
+        reason = self._reason(index, worth, costs, price, signals is not None)
+        if limited is None:
+            return self._limits.decide(self._names[index], reason)
+        return self._limits.decide(self._names[index], f"{limited.reason}; {reason}", is_open=False)
 
     def observe(self, served: Served) -> None:
         """Learn what the tier cost, what the stations had to do, and what is known of the user."""

@@ -135,6 +135,19 @@ def test_budget_load_and_client_come_before_worth(given: RouteQuery, tier: str, 
     assert not choice.explores
 
 
+def test_of_the_tiers_that_a_budget_pays_for_worth_decides() -> None:
+    asked = router()
+    for user, worth in ((1, 0.3), (2, -0.3)):
+        asked.observe(served(user, worth))
+    assert asked.choose(query(1, remaining_ms=99)).tier == "standard"
+    choice = asked.choose(query(2, remaining_ms=99))
+    assert (choice.tier, choice.is_open) == ("light", False)
+    assert "budget: 99 ms left" in choice.reason
+    assert "worth: full over light" in choice.reason
+    asked.price._price = 0.4
+    assert asked.choose(query(1, remaining_ms=99)).tier == "light"
+
+
 def test_an_unknown_tier_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="tier must be one of"):
         router().choose(query(asked="huge"))
