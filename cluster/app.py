@@ -32,15 +32,19 @@ def build(place: Place) -> Application:
     }
     if place.config.foundation is not None:
         parts["foundation"] = (Foundation, ())
-    environment = {} if place.niceness is None else start_command()
     nodes = place.config.ray.num_nodes
     handles = {
-        name: _deployment(cls, name, replicas[name], environment, nodes).bind(place, *args)
+        name: _deployment(cls, name, replicas[name], _start(place, name), nodes).bind(place, *args)
         for name, (cls, args) in parts.items()
     }
-    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"], environment, nodes)
+    front = _deployment(serve.ingress()(Ingress), "ingress", replicas["ingress"], _start(place, "ingress"), nodes)
     application: Application = front.bind(place, handles)
     return application
+
+
+def _start(place: Place, station: str) -> dict[str, str]:
+    yields = place.config.niceness_of(station) > 0
+    return start_command(may_raise=place.niceness is not None, idle=place.idle_class, yields=yields)
 
 
 def _deployment(

@@ -377,6 +377,8 @@ class MeshConfig(Config):
         ranking: Tier name -> deployment; the tiers that ``ingress.service.tiers`` names, no others.
         edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
         niceness: Priority by kind of station, over the defaults ``NICENESS``; 0 is the mesh's own.
+        idle_class: Whether stations whose niceness is not 0 are in the kernel's idle class (SCHED_IDLE). ``auto``:
+            where the mesh's processes are scheduled among themselves only (``cluster.priority``). ``never``: nowhere.
         execution: Kernels and dtype of every station that runs the network; one dtype, so that they fit together.
         updates: How new weights reach the running mesh.
         ray: The runtime.
@@ -397,6 +399,7 @@ class MeshConfig(Config):
     )
     edges: dict[str, Transport] = Field(default_factory=dict)
     niceness: dict[str, Annotated[int, Field(ge=0, le=NICENESS_STEPS_MAX)]] = Field(default_factory=dict)
+    idle_class: Literal["auto", "never"] = "auto"
     execution: ExecutionConfig = ExecutionConfig()
     updates: UpdatesConfig = UpdatesConfig()
     ray: RayConfig = RayConfig()
@@ -413,8 +416,10 @@ class MeshConfig(Config):
         if self.ingress.service.hedge.share_max and self.embedding.replicas.replicas_min < 2:
             raise ValueError("ingress.service.hedge needs embedding.replicas.replicas of at least 2, is 1")
         self._check_scaling()
-        if self.ray.num_nodes > 1 and self.http.ingress != "proxy":
-            raise ValueError(f"ray.num_nodes of more than 1 needs http.ingress proxy, is {self.http.ingress}")
+        if self.ray.places and self.http.ingress != "proxy":
+            raise ValueError(
+                f"ray.places needs http.ingress proxy, is {self.http.ingress}: HAProxy asks on loopback only"
+            )
         self.embedding_service(0)  # refuses a backend that cannot map
         queues = {"sequence": (self.sequence.replicas, self.sequence.service.queue_max)}
         queues |= {f"ranking.{tier}": (part.replicas, part.service.queue_max) for tier, part in self.ranking.items()}

@@ -26,7 +26,7 @@ from cluster.environment import MeshFolders, ray_environment
 from cluster.front_door import pem_bundle
 from cluster.loading import HistoryLoad, HistoryRequest, LoadRequest
 from cluster.loopback import get_status, write_haproxy
-from cluster.priority import can_raise, own_niceness
+from cluster.priority import can_raise, is_scheduled_apart, own_niceness
 from cluster.processes import end_members, wait_until
 from cluster.state import Phase, check_ports, first_state
 from shared.clock import SystemClock
@@ -173,7 +173,9 @@ class Owner:
             self._check_stop()
 
         plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
-        place = Place(self._config, version, weights_url, store, plans, search, own_niceness() if can_raise() else None)
+        niceness = own_niceness() if can_raise() else None
+        idle = self._config.idle_class == "auto" and is_scheduled_apart()
+        place = Place(self._config, version, weights_url, store, plans, search, niceness, idle)
         self._node.run(place, progress)
 
         tls = self._config.http.tls

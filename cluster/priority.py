@@ -12,6 +12,11 @@ inherit it, and only a privileged process may lower it again. So there are two w
 Both count because replicas themselves run at normal priority (``RAY_worker_niceness``), or at most a few steps below:
 the stations that compute yield to the ingress, which has only to decide, so that a refusal, a deadline or a second call
 does not wait for a core (``cluster.config.NICENESS``). That is lowering, which every process may.
+
+A step of niceness is a share of a core, not a turn: what wakes still waits for the end of the running one's slice. So
+where a mesh's processes are scheduled among themselves only (``is_scheduled_apart``), its stations that compute are in
+the kernel's idle class, which whatever else wakes in the mesh interrupts at once; between themselves, and with what
+starts, they are equals there.
 """
 
 from __future__ import annotations
@@ -35,6 +40,12 @@ NICENESS_MAX = 19
 
 THREADS = Path("/proc/self/task")
 
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+CGROUP = Path("/proc/self/cgroup")
+
+_LOWER = "import os, sys; os.nice({niceness}); {idle}os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+_IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+
 
 def can_raise() -> bool:
     """Return whether a thread of this process may take back a lowered priority."""
@@ -52,25 +63,53 @@ def can_raise() -> bool:
         return own_niceness() < NICENESS_MAX and thread.submit(probe).result()
 
 
-def start_command() -> dict[str, str]:
-    """Return the runtime environment of a replica whose process is to start at a low priority."""
-    return {"py_executable": f"nice -n {START_NICENESS} {shlex.quote(sys.executable)}"}
+def is_scheduled_apart() -> bool:
+    """Return whether the kernel gives cores to this process's session or container first, and then within it.
+
+    Then nobody else's program is among those that an idle class waits for. A process in another control group than the
+    topmost that it sees shares that one with whatever else was started there, for instance all of a terminal's.
+    """
+    try:
+        groups = [line.split(":", 2) for line in CGROUP.read_text(encoding="utf-8").splitlines()]
+        is_by_session = AUTOGROUP.read_text(encoding="ascii").strip() == "1"
+    except OSError:  # another system, or a kernel without them
+        return False
+    cpu = [path for _, controllers, path in groups if not controllers or "cpu" in controllers.split(",")]
+    return is_by_session and bool(cpu) and set(cpu) == {"/"}
 
 
-def serve_at(mesh_niceness: int | None, steps: int) -> None:
+def start_command(*, may_raise: bool, idle: bool, yields: bool) -> dict[str, str]:
+    """Return the runtime environment of a replica whose process is to start at a low priority; empty: at the mesh's.
+
+    Args:
+        may_raise: Whether the process may take that back.
+        idle: Whether the mesh makes use of the kernel's idle class.
+        yields: Whether the replica stays in it.
+    """
+    is_idle = idle and (may_raise or yields)
+    if not may_raise and not is_idle:
+        return {}
+    code = _LOWER.format(niceness=START_NICENESS if may_raise else 0, idle=_IDLE if is_idle else "")
+    return {"py_executable": f"{shlex.quote(sys.executable)} -ISc {shlex.quote(code)}"}
+
+
+def serve_at(mesh_niceness: int | None, steps: int, *, idle: bool) -> None:
     """Give every thread of this process the priority of a replica that serves, but those that are lower than the rest.
 
     Args:
         mesh_niceness: Of the process which started the mesh; None: this process was started at that.
         steps: How much lower this station's is.
+        idle: Whether it is in the kernel's idle class.
 
     Raises:
         PermissionError: that is a higher one than it has, and it may not.
     """
     now = os.getpriority(os.PRIO_PROCESS, os.getpid())
     niceness = min((now if mesh_niceness is None else mesh_niceness) + steps, NICENESS_MAX)
+    policy = os.SCHED_IDLE if idle else os.SCHED_OTHER
     for thread in THREADS.iterdir():
         try:
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
             if os.getpriority(os.PRIO_PROCESS, int(thread.name)) == now:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
         except ProcessLookupError:  # it has ended meanwhile

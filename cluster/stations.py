@@ -70,6 +70,7 @@ class Place:
         search: Folder of what kernel searches found, which need not be there.
         niceness: Of the mesh, when replicas' processes start at a lower priority (``cluster.priority``); None: they
             start at the mesh's.
+        idle_class: Whether those of lower priority are in the kernel's idle class.
     """
 
     config: MeshConfig
@@ -79,6 +80,7 @@ class Place:
     plans: str
     search: str
     niceness: int | None = None
+    idle_class: bool = False
 
     def weights(self, version: str | None = None) -> WeightReader:
         """Open a weights version, None: the one that the mesh started with; of a remote store by way of the peers."""
@@ -175,7 +177,8 @@ class Station:
             gc.collect()
             gc.freeze()
             try:
-                serve_at(self.place.niceness, self.place.config.niceness_of(own_station()))
+                steps = self.place.config.niceness_of(own_station())
+                serve_at(self.place.niceness, steps, idle=self.place.idle_class and steps > 0)
             except PermissionError as error:  # this node is not like the one that started the mesh
                 self.logger.warning("slow_replica", reason=f"it stays at the low priority of its start: {error}")
         await self.service.check_health()

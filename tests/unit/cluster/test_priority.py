@@ -6,10 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from cluster.priority import NICENESS_MAX, START_NICENESS, can_raise, own_niceness, quietly, start_command
+from cluster import priority
+from cluster.priority import (
+    NICENESS_MAX,
+    START_NICENESS,
+    can_raise,
+    is_scheduled_apart,
+    own_niceness,
+    quietly,
+    start_command,
+)
 
 AS_A_REPLICA = """
 import threading
@@ -18,9 +28,11 @@ before, hold = own_niceness(), threading.Event()
 other = threading.Thread(target=hold.wait)
 other.start()
 inside = quietly(own_niceness)
-serve_at({niceness}, {steps})
 import os
+started = os.sched_getscheduler(0)
+serve_at({niceness}, {steps}, idle={idle})
 print(before, inside, own_niceness(), os.getpriority(os.PRIO_PROCESS, other.native_id))
+print(started, os.sched_getscheduler(0), os.sched_getscheduler(other.native_id))
 hold.set()
 """
 
@@ -47,31 +59,73 @@ def test_asking_whether_a_priority_can_be_raised_leaves_it() -> None:
     assert own_niceness() == before
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-def test_a_process_started_low_serves_at_its_priority_in_all_its_threads(steps: int) -> None:
+@pytest.mark.parametrize(("steps", "idle"), [(0, False), (3, False), (3, True)])
+def test_a_process_started_low_serves_at_its_priority_in_all_its_threads(steps: int, idle: bool) -> None:
     if not _may_raise():
         pytest.skip("this process may not raise a priority")
     own, expected = own_niceness(), min(own_niceness() + steps, NICENESS_MAX)
-    code = AS_A_REPLICA.format(niceness=own, steps=steps)
-    command = f"exec {start_command()['py_executable']} -c '{code}'"
+    code = AS_A_REPLICA.format(niceness=own, steps=steps, idle=idle)
+    command = f"exec {_command(may_raise=True, idle=True, yields=idle)} -c '{code}'"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
-    before, inside, after, other = map(int, done.stdout.split())
+    before, inside, after, other, *policies = map(int, done.stdout.split())
     assert before == inside == min(own + START_NICENESS, NICENESS_MAX)
     assert after == other == expected
+    serves_in = os.SCHED_IDLE if idle else os.SCHED_OTHER
+    assert policies == [os.SCHED_IDLE, serves_in, serves_in]
 
 
-def test_a_process_that_may_not_raise_is_lowered_to_its_priority() -> None:
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_process_that_may_not_raise_is_lowered_to_its_priority(idle: bool) -> None:
     own = own_niceness()
-    code = AS_A_REPLICA.format(niceness=None, steps=2)
+    code = AS_A_REPLICA.format(niceness=None, steps=2, idle=idle)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    before, _, after, other = map(int, done.stdout.split())
+    before, _, after, other, *policies = map(int, done.stdout.split())
     assert (before, after, other) == (own, min(own + 2, NICENESS_MAX), min(own + 2, NICENESS_MAX))
+    serves_in = os.SCHED_IDLE if idle else os.SCHED_OTHER
+    assert policies == [os.SCHED_OTHER, serves_in, serves_in]
 
 
-def test_the_command_runs_this_interpreter() -> None:
-    command = start_command()["py_executable"] + " -c 'import sys; print(sys.executable)'"
+def test_what_may_not_raise_starts_low_only_where_it_stays_so() -> None:
+    assert start_command(may_raise=False, idle=True, yields=False) == {}
+    assert start_command(may_raise=False, idle=False, yields=True) == {}
+    command = _command(may_raise=False, idle=True, yields=True)
+    command += " -c 'import os; print(os.nice(0), os.sched_getscheduler(0))'"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
+    assert list(map(int, done.stdout.split())) == [own_niceness(), os.SCHED_IDLE]
+
+
+@pytest.mark.parametrize(
+    ("groups", "by_session", "expected"),
+    [
+        ("0::/\n", "1\n", True),
+        ("9:name=systemd:/x\n4:memory:/y\n2:cpu,cpuacct:/\n0::/\n", "1\n", True),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", "1\n", False),
+        ("2:cpu,cpuacct:/user.slice\n0::/\n", "1\n", False),
+        ("0::/\n", "0\n", False),
+        ("0::/\n", None, False),
+        ("9:name=systemd:/\n", "1\n", False),
+    ],
+)
+def test_a_mesh_is_apart_where_cores_go_to_its_session_or_container(
+    groups: str, by_session: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(priority, "AUTOGROUP", tmp_path / "autogroup")
+    (tmp_path / "cgroup").write_text(groups, encoding="utf-8")
+    if by_session is not None:
+        (tmp_path / "autogroup").write_text(by_session, encoding="ascii")
+    assert is_scheduled_apart() is expected
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_the_command_runs_this_interpreter(idle: bool) -> None:
+    command = _command(may_raise=True, idle=idle, yields=idle) + " -c 'import sys; print(sys.executable)'"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == sys.executable
+
+
+def _command(*, may_raise: bool, idle: bool, yields: bool) -> str:
+    return start_command(may_raise=may_raise, idle=idle, yields=yields)["py_executable"]
 
 
 def _may_raise() -> bool:

@@ -95,10 +95,12 @@ def test_all_end(raylets: Raylets, started: list[FakeNode]) -> None:
     assert all(node.killed for node in started)
 
 
-def test_several_nodes_need_one_listener() -> None:
-    with pytest.raises(ValueError, match=r"num_nodes of more than 1 needs http.ingress proxy, is haproxy"):
-        MeshConfig.model_validate({"ray": {"num_nodes": 2}})
-    MeshConfig.model_validate({"ray": {"num_nodes": 2}, "http": {"ingress": "proxy"}})
+def test_nodes_of_other_addresses_are_not_behind_haproxy() -> None:
+    apart = {"num_nodes": 2, "address": "10.0.0.1", "places": [PLACE]}
+    with pytest.raises(ValueError, match=r"ray.places needs http.ingress proxy, is haproxy"):
+        MeshConfig.model_validate({"ray": apart})
+    MeshConfig.model_validate({"ray": apart, "http": {"ingress": "proxy"}})
+    MeshConfig.model_validate({"ray": {"num_nodes": 2}})
 
 
 PLACE = {"namespace": "trial-1", "address": "10.0.0.2"}
