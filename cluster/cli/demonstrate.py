@@ -16,6 +16,7 @@ from cluster.cli.client import Client
 from cluster.cli.options import DEFAULT_NAME, own_command
 from cluster.cli.rank import Query
 from cluster.cli.steps import Steps
+from cluster.config import HttpConfig
 from shared.hashing import canonical_id
 from shared.schema.api import RankResponse
 
@@ -132,17 +133,27 @@ def over_all(summary: Summary, catalogue: Catalogue) -> RenderableType:
 
 
 def direct(
-    console: Console, url: str, user_id: int | None, name: str, elapsed_s: float, *, detached: bool = False
+    console: Console,
+    url: str,
+    user_id: int | None,
+    name: str,
+    elapsed_s: float,
+    *,
+    detached: bool = False,
+    http: HttpConfig | None = None,
 ) -> None:
     """Print where the mesh serves, how to ask it and how to end it; each line can be copied whole."""
     of_name = "" if name == DEFAULT_NAME else f" --name {name}"
     called = own_command()
     user = 1 if user_id is None else user_id
     body = f'{{"user_id": {user}, "candidates": [1, 2, 260, 1196]}}'
+    token = "" if http is None or http.tokens_file is None else ' -H "authorization: Bearer $RANKMESH_TOKEN"'
+    curl = f"curl -s {url}/v1/rank -H 'content-type: application/json'{token} -d '{body}'"
     lines = {
         "page": f"{url}/",
         "ask": f"{called} rank --user {user}{of_name}",
-        "or": f"curl -s {url}/v1/rank -H 'content-type: application/json' -d '{body}'",
+        # Whether curl trusts a certificate, and under this machine's own address, is not for us to say.
+        **({"or": curl} if http is None or http.tls is None else {}),
         "watch": f"{called} status{of_name}",
         "end": f"{called} down{of_name}" if detached else "Ctrl-C",
     }

@@ -36,11 +36,12 @@ def up(
 
     steps = Steps(Console(highlight=False), SystemClock())
     with interrupted_once():
-        running = bring_up(Plan.of(name, port, config, train, weights), steps, detached=True)
+        plan = Plan.of(name, port, config, train, weights)
+        running = bring_up(plan, steps, detached=True)
     samples = running.catalogue.samples
     user_id = samples[0].user_id if samples else None
     mesh = running.mesh
-    direct(steps.console, mesh.url, user_id, mesh.name, steps.elapsed_s, detached=True)
+    direct(steps.console, mesh.url, user_id, mesh.name, steps.elapsed_s, detached=True, http=plan.mesh.http)
 
 
 @app.command()

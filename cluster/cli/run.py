@@ -59,7 +59,8 @@ def _run(steps: Steps, plan: Plan, once: bool) -> None:
             user_id = demonstrate(client, running.catalogue, steps)
         if once:
             return
-        direct(steps.console, running.mesh.url, user_id, running.mesh.name, steps.elapsed_s)
+        mesh = running.mesh
+        direct(steps.console, mesh.url, user_id, mesh.name, steps.elapsed_s, http=plan.mesh.http)
         try:
             while not running.mesh.wait(_WATCH_PERIOD_S):
                 pass

@@ -18,7 +18,9 @@ from cluster.cli.client import Client
 from cluster.cli.demonstrate import Summary, demonstrate, direct, next_places
 from cluster.cli.options import own_command
 from cluster.cli.steps import Steps
+from cluster.config import HttpConfig
 from shared.schema.api import RankRequest
+from tests.helpers.certificate import write_certificate
 from tests.helpers.mesh_answers import answer, catalogue, response
 
 
@@ -111,6 +113,17 @@ def test_directions_can_be_copied_whole(name: str, detached: bool, end: str | No
     command = next(line for line in text.splitlines() if "curl" in line)
     body = shlex.split(command)[-1]
     assert RankRequest.model_validate(json.loads(body)).user_id == 6040
+
+
+def test_directions_to_a_mesh_that_asks_for_a_token_carry_one_and_to_one_with_tls_are_its_verbs(tmp_path: Path) -> None:
+    steps = new_steps()
+    direct(steps.console, "http://127.0.0.1:8341", 1, "a", 1.0, http=HttpConfig(tokens_file=tmp_path / "tokens.yaml"))
+    command = next(line for line in shown(steps).splitlines() if "curl" in line)
+    assert "authorization: Bearer $RANKMESH_TOKEN" in shlex.split(command)
+    assert json.loads(shlex.split(command)[-1])["user_id"] == 1
+    steps = new_steps()
+    direct(steps.console, "https://127.0.0.1:8341", 1, "a", 1.0, http=HttpConfig(tls=write_certificate(tmp_path)))
+    assert "curl" not in shown(steps)
 
 
 def test_the_command_is_one_that_this_shell_finds(monkeypatch: pytest.MonkeyPatch) -> None:
