@@ -1,7 +1,8 @@
 """Which calls go to the replica that knows their user: sequence keeps encoded histories, each in one replica's memory.
 
-Serve's own consistent hashing does it: every router hashes a call's key onto the replicas' names, so all of them choose
-alike; when that replica has no room or is gone the next one on the ring is asked, which encodes the history anew.
+Serve's own consistent hashing does it (``cluster.routers``): every router hashes a call's key onto the replicas' names,
+so all of them choose alike; when that replica has no room, does not answer or is gone the next one on the ring is
+asked, which encodes the history anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cluster.handles import KeyOf
 from shared.hashing import EntityId, canonical_id
 from shared.schema.user import EncodeTask
 
-_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_ROUTERS = "cluster.routers."
 
 
 def user_key(call: EncodeTask | EntityId) -> str:
@@ -26,14 +27,14 @@ KEYS: dict[str, dict[str, KeyOf]] = {"sequence": {"encode": user_key, "forget": 
 """Station -> method -> key of a call."""
 
 
-def router_of(station: str, num_replicas: int) -> RequestRouterConfig | None:
-    """Return how calls of a station choose their replica; None: Serve's default, the less busy of two."""
-    if station not in KEYS or num_replicas < 2:
-        return None
-    options: dict[str, Any] = {
-        "request_router_class": _ROUTER,
-        "request_router_kwargs": {"num_fallback_replicas": num_replicas},
-    }
+def router_of(station: str, num_replicas: int) -> RequestRouterConfig:
+    """Return how calls of a station choose their replica: by key, or the less busy of two; of those that answer."""
+    options: dict[str, Any] = {"request_router_class": f"{_ROUTERS}TwoChoicesRouter"}
+    if station in KEYS and num_replicas > 1:
+        options = {
+            "request_router_class": f"{_ROUTERS}KeyedRouter",
+            "request_router_kwargs": {"num_fallback_replicas": num_replicas},
+        }
     return RequestRouterConfig(**options)
 
 

@@ -50,8 +50,9 @@ def _start(place: Place, station: str) -> dict[str, str]:
 def _deployment(
     cls: type[Any], station: str, config: ReplicaConfig, environment: dict[str, str], num_nodes: int
 ) -> Any:
-    router = router_of(station, config.replicas_max)
-    routing: dict[str, Any] = {} if router is None else {"request_router_config": router}
+    routing: dict[str, Any] = {}
+    if station != "ingress":  # whose calls come from outside
+        routing["request_router_config"] = router_of(station, config.replicas_max)
     if config.autoscaling is None:
         number: dict[str, Any] = {"num_replicas": config.replicas}
     else:

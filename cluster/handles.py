@@ -16,6 +16,9 @@ source of Ray 2.60 and confirmed by experiment, see docs/decisions/0003-transpor
 * Which replica a call goes to is decided here, in the process of the caller: every ingress has a router of its own. A
   deployment that routes by key (``cluster.affinity``) hashes it onto the replicas, whose names all routers know: so
   they agree, in every ingress mode and without talking.
+* A replica that answers nobody is left out by the routers (``cluster.routers``); where all of a station are, a call
+  that is not needed is refused at once as well. What a call's end says of its replica, the call tells the breakers, and
+  copies of calls try the silent ones.
 * A by-value call with a pending argument whose replica died keeps the caller's router busy for ever. So by-value calls
   never see pending arguments: they are awaited here first.
 """
@@ -32,7 +35,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from cluster.config import Transport
 from cluster.failures import as_rankmesh_error
+from shared.breaker import Breakers, Trip
 from shared.errors import RankMeshError, StageUnavailableError
+from shared.handle import TRIES
 
 ERROR_BYTES_MAX = 65_536
 """A larger result is a value: an error report with its traceback has about 3 KB."""
@@ -51,6 +56,7 @@ class RayHandle:
         handle: Its Serve handle.
         transports: Method -> how it travels; a method that is not named goes by value.
         value_bytes_max: Largest payload of a ``by_size`` call that goes by value; one of unknown size does not.
+        breakers: Of its replicas.
         bytes_of: Tells the size of a result without fetching it.
         keys: Method -> the key of a call; calls of one key go to one replica while it lives and has room.
         waits_for_first: Whether a call waits for a replica where there is none, as long as its caller does: the call
@@ -63,6 +69,7 @@ class RayHandle:
         handle: DeploymentHandle[Any],
         transports: Mapping[str, Transport],
         value_bytes_max: int,
+        breakers: Breakers,
         bytes_of: BytesOf | None = None,
         keys: Mapping[str, KeyOf] | None = None,
         waits_for_first: bool = False,
@@ -74,6 +81,7 @@ class RayHandle:
         self._methods = {True: handle.options(_by_reference=True), False: by_value}
         self._transports = transports
         self._value_bytes_max = value_bytes_max
+        self._breakers = breakers
         self._bytes_of = bytes_of or object_bytes
         self._keys = keys or {}
         self._waits_for_first = waits_for_first
@@ -83,20 +91,40 @@ class RayHandle:
         """Name of the deployment."""
         return self._name
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> RayCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> RayCall:
         """Start ``method`` on one live replica; needs a running event loop.
 
         Pending results among the arguments are passed on unawaited when they and this call travel by reference.
+
+        Raises:
+            StageSilentError: no replica has answered of late, and the answer is not needed.
         """
         by_reference = self._goes_by_reference(method, payload_bytes)
         refusal = None
-        if not self._waits_for_first and has_lost_all_replicas(self._handle):
-            refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
+        router = request_router(self._handle)
+        if router is not None:
+            router.breakers = self._breakers
+            if not router.curr_replicas and not self._waits_for_first:
+                refusal = StageUnavailableError(f"{self._name} has no live replica", stage=self._name)
+            if method in TRIES:
+                self._breakers.try_silent(lambda name: self._start(method, args, by_reference, only=name))
+            if not needed:
+                self._breakers.check([replica.unique_id for replica in router.curr_replicas])
+        return self._start(method, args, by_reference, refusal)
+
+    def _start(
+        self,
+        method: str,
+        args: tuple[object, ...],
+        by_reference: bool,
+        refusal: RankMeshError | None = None,
+        only: str | None = None,
+    ) -> RayCall:
         served = self._methods[by_reference]
         if (key := self._keys.get(method)) is not None:
             served = served.options(session_id=key(*args))
-        bound = getattr(served, method)
-        return RayCall(self._name, bound, args, by_reference, self._bytes_of, refusal)
+        trip = Trip(self._breakers, only)
+        return RayCall(self._name, getattr(served, method), args, by_reference, self._bytes_of, trip, refusal)
 
     def _goes_by_reference(self, method: str, payload_bytes: int | None) -> bool:
         transport = self._transports.get(method, "value")
@@ -114,6 +142,7 @@ class RayCall:
         args: Arguments; ``RayCall`` ones stand for their results.
         by_reference: How the call travels.
         bytes_of: Tells the size of a result without fetching it.
+        trip: Told which replica has the call, and how it ended.
         refusal: Why the call is not made at all; None: it is made.
     """
 
@@ -124,12 +153,14 @@ class RayCall:
         args: tuple[object, ...],
         by_reference: bool,
         bytes_of: BytesOf,
+        trip: Trip,
         refusal: RankMeshError | None = None,
     ) -> None:
         self.station = station
         self.by_reference = by_reference
         self._method = method
         self._bytes_of = bytes_of
+        self._trip = trip
         self._response: _Response | None = None
         self._ending: asyncio.Task[Any] | None = None
         if refusal is not None:
@@ -142,7 +173,7 @@ class RayCall:
         # Holds the reference (by reference) or the value (by value).
         self._resolving: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=station)
         # A failure that nobody asks for must not be reported as never retrieved: the caller may have moved on.
-        self._resolving.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self._resolving.add_done_callback(self._on_resolved)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """Fetch the value into this process.
@@ -160,6 +191,7 @@ class RayCall:
             # Once for all who wait: each look is a hop between threads, and up to five calls wait for the features.
             if self._ending is None:
                 self._ending = asyncio.get_running_loop().create_task(reference._ready(), name=self.station)
+                self._ending.add_done_callback(lambda done: self._trip.answered())
             await asyncio.wait([self._ending])
 
     @property
@@ -180,9 +212,31 @@ class RayCall:
 
     def cancel(self) -> None:
         """Stop the callee's work, and what it called; harmless when the call has ended."""
+        self._trip.given_up()
         if self._response is not None:
             _stop(self._response)
         self._resolving.cancel()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until waiting for the call is in vain; see ``shared.handle.Call``."""
+        return self._trip.patience_s
+
+    def _on_resolved(self, done: asyncio.Task[Any]) -> None:
+        """Tell the trip of a value or failure; a reference says only that a replica has accepted the call."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self._note_failure(error)
+        elif not self.by_reference:
+            self._trip.answered()
+
+    def _note_failure(self, error: BaseException) -> None:
+        if isinstance(as_rankmesh_error(error, self.station), StageUnavailableError):
+            self._trip.lost()
+        else:
+            self._trip.answered()
 
     def _reference(self) -> ObjectRef[Any] | None:
         done = self._resolving
@@ -192,7 +246,8 @@ class RayCall:
         return reference
 
     def _send(self, args: list[object]) -> None:
-        self._response = self._method.remote(*args)
+        with self._trip.being_made():  # the task that Serve makes of the call inherits it
+            self._response = self._method.remote(*args)
 
     async def _await_args_then_resolve(self, args: tuple[object, ...]) -> Any:
         self._send([await _argument(arg, self.by_reference) for arg in args])
@@ -210,15 +265,17 @@ class RayCall:
             raise as_rankmesh_error(asyncio.CancelledError(), self.station)
         try:
             value = self._resolving.result()
-            return await value if self.by_reference else value
+            if self.by_reference:
+                value = await value
+                self._trip.answered()
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # it is the caller that is cancelled
             raise as_rankmesh_error(error, self.station) from error
-        except RankMeshError as error:
-            raise as_rankmesh_error(error, self.station) from error
         except Exception as error:  # whatever Ray raised has a place in the error tree
+            self._note_failure(error)
             raise as_rankmesh_error(error, self.station) from error
+        return value
 
 
 async def _refuse(error: RankMeshError) -> Any:
@@ -227,11 +284,16 @@ async def _refuse(error: RankMeshError) -> Any:
 
 def has_lost_all_replicas(handle: DeploymentHandle[Any]) -> bool:
     """Return whether a deployment that had replicas has none now, as far as this process knows."""
-    if not handle.running_replicas_populated():
-        return False  # not heard of any yet: the call waits for the news
-    outer: Any = handle._router
-    router = outer._asyncio_router.request_router
+    router = request_router(handle)
     return router is not None and not router.curr_replicas
+
+
+def request_router(handle: DeploymentHandle[Any]) -> Any:
+    """Return what chooses the replicas of a deployment in this process; None: it has not heard of any replica yet."""
+    if not handle.running_replicas_populated():
+        return None  # the call waits for the news
+    outer: Any = handle._router
+    return outer._asyncio_router.request_router
 
 
 def _is_at_hand(arg: object, by_reference: bool) -> bool:

@@ -8,6 +8,7 @@ peers without asking anybody.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -177,7 +178,7 @@ class ActorHandle:
         """Name of the peer."""
         return self._name
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> ActorCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> ActorCall:
         """Start a method of the actor; results come by reference, large ones through shared memory."""
         return ActorCall(self._name, getattr(self._actor, method).remote(*args))
 
@@ -212,6 +213,11 @@ class ActorCall:
     def cancel(self) -> None:
         """Stop the work of the callee; harmless when the call has ended."""
         ray.cancel(self._reference)
+
+    @property
+    def patience_s(self) -> float:
+        """Infinite: an actor has no replicas, and is not watched."""
+        return math.inf
 
     async def _value(self) -> Any:
         try:

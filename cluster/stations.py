@@ -414,7 +414,7 @@ class Ingress(Station):
         first = open_model(parse_stamp(order.version)[0])
         self.service = IngressService(
             config,
-            connect_stations(place.config, handles),
+            connect_stations(place.config, handles, self.clock),
             first.info,
             MeshDirectory(place.config, ServeInformant(handles), place.store, self.clock),
             self.clock,

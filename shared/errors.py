@@ -14,6 +14,7 @@ The tree (HTTP status in brackets, ``*`` = a retry on another replica may help):
     ├── OverloadedError [429] *           shed before any work; carries retry_after_s
     ├── DeadlineExceededError [504]       the budget is gone and there is no answer to give
     ├── StageUnavailableError [503] *     a station has no live replica, or one died under the call
+    │   └── StageSilentError [503]        none of its replicas answers; the call is not made, now nor a moment later
     ├── VersionMismatchError [503] *      a station does not hold the asked weights version
     ├── StoreUnavailableError [503] *     user log or speculative store out of reach
     │   └── DamagedLogError [500]         what the store holds of a user is no log; waiting does not help
@@ -138,6 +139,13 @@ class StageUnavailableError(RankMeshError):
     code = "stage_unavailable"
     http_status = 503
     retryable = True
+
+
+class StageSilentError(StageUnavailableError):
+    """No replica of a station has answered for a while, so the call is not made; context has ``stage``."""
+
+    code = "stage_silent"
+    retryable = False
 
 
 class VersionMismatchError(RankMeshError):

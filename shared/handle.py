@@ -8,12 +8,17 @@ passes an object reference). ``LocalHandle`` gives the same semantics inside one
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Generator
 from typing import Any, Protocol, TypeVar
 
 from shared.errors import RankMeshError, StageUnavailableError
 
 ResultT = TypeVar("ResultT", covariant=True)
+
+
+TRIES = frozenset(("extract", "encode", "lookup", "rank", "precompute"))
+"""Methods that change nothing: a copy of such a call may try a silent replica."""
 
 
 class Call(Protocol[ResultT]):
@@ -35,6 +40,14 @@ class Call(Protocol[ResultT]):
         """Stop the work of the callee, and of what it called; harmless when the call has ended."""
         ...
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds until waiting for the call is in vain, since its replica answers nobody; 0 or less where it is.
+
+        Infinite where no replica has the call, or no longer, or that is not known.
+        """
+        ...
+
 
 class Handle(Protocol):
     """One deployment, called by method name."""
@@ -44,7 +57,7 @@ class Handle(Protocol):
         """Name of the deployment."""
         ...
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> Call[Any]:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> Call[Any]:
         """Start ``method`` on one live replica; ``Call`` arguments are passed on unawaited.
 
         Args:
@@ -52,6 +65,10 @@ class Handle(Protocol):
             args: Arguments; a ``Call`` stands for its result.
             payload_bytes: A bound on the largest message that this call takes or gives; None: not known. It may
                 decide how the call travels, never what it means.
+            needed: Whether nothing can replace the answer: the call is made though no replica has answered of late.
+
+        Raises:
+            StageSilentError: no replica has answered of late, and the answer is not needed.
         """
         ...
 
@@ -90,6 +107,11 @@ class LocalCall:
         """Cancel the task."""
         self._task.cancel()
 
+    @property
+    def patience_s(self) -> float:
+        """Infinite: there are no replicas in one process."""
+        return math.inf
+
     async def _value(self) -> Any:
         error = await self.failure()
         if error is None:
@@ -116,7 +138,7 @@ class LocalHandle:
         """Name of the deployment."""
         return self._name
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> LocalCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> LocalCall:
         """Start the method as a task; pending arguments are awaited by the callee's task, not by the caller."""
         return LocalCall(asyncio.get_running_loop().create_task(self._run(method, args), name=f"{self._name}.{method}"))
 

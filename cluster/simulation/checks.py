@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.simulation.mesh import CONFIG, FIRST, SECOND, Outcome, Report
+from cluster.simulation.mesh import FIRST, SECOND, Outcome, Report
 from cluster.simulation.numbers import COLD, value_of
 from cluster.simulation.stations import RANKING_QUEUE_MAX
 from cluster.simulation.world import NUM_SHARDS
@@ -47,6 +47,7 @@ def safety(report: Report) -> Iterator[str]:
         if outcome.body is not None:
             yield from (f"{where}: {what}" for what in _wrong(outcome, outcome.body, report))
     yield from _bounds(report)
+    yield from _tries(report)
     yield from _late_work(report)
 
 
@@ -119,10 +120,10 @@ def _expected(version: str, user: int, whose: int, row: dict[str, Any], shards: 
 
 
 def _bounds(report: Report) -> Iterator[str]:
-    peaks = report.peaks
+    peaks, config = report.peaks, report.config
     limits = {
-        "requests in flight": (peaks.in_flight, CONFIG.in_flight_max),
-        "precomputations": (peaks.precompute, CONFIG.precompute.in_flight_max),
+        "requests in flight": (peaks.in_flight, config.in_flight_max),
+        "precomputations": (peaks.precompute, config.precompute.in_flight_max),
         "pieces of work held by a replica": (peaks.held_work, RANKING_QUEUE_MAX),
         "calls queued in a caller": (peaks.queued, report.world.wire.queued_max),
     }
@@ -134,6 +135,19 @@ def _bounds(report: Report) -> Iterator[str]:
         limit = CALLS_MAX[station.partition(":")[0]]
         if number > limit:
             yield f"{number} calls of {station} for {asker}, limit {limit}"
+
+
+def _tries(report: Report) -> Iterator[str]:
+    """Find calls that nobody waits for and that nobody should have made so soon again."""
+    period_s = report.config.breaker.open_ms / 1e3 - SLACK_S
+    last_s: dict[tuple[str, str], float] = {}
+    for call in report.calls:
+        if not call.tries:
+            continue
+        before_s = last_s.get((call.caller, call.tries), -math.inf)
+        if call.started_s - before_s < period_s:
+            yield f"{call.tries} is tried by {call.caller} at {before_s:.3f} s and again at {call.started_s:.3f} s"
+        last_s[call.caller, call.tries] = call.started_s
 
 
 def _late_work(report: Report) -> Iterator[str]:

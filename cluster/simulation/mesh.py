@@ -22,6 +22,7 @@ from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
 from services.ingress.service import IngressService
 from services.ingress.serving import FrontModel, ServingOrder
+from shared.breaker import BreakerConfig, Breakers
 from shared.clock import LoopClock
 from shared.errors import RankMeshError
 from shared.schema.api import Event, EventsRequest, RankRequest
@@ -47,6 +48,7 @@ CONFIG = IngressConfig(
     light_above_in_flight=4,
     precompute=PrecomputeConfig(settle_s=0.3, in_flight_max=2, timeout_ms=150),
     hedge=HedgeConfig(share_max=0.2, calls_min=4, window_calls=16, delay_ms_min=5.0),
+    breaker=BreakerConfig(failures=3, silent_ms=20, apart_ms=5, open_ms=100),
 )  # fmt: skip
 MODEL = RankerConfig()
 
@@ -86,6 +88,7 @@ class Report:
 
     Args:
         world: The world.
+        config: Of its ingress.
         outcomes: Of its requests, and of one after all faults were over.
         probe: The last one.
         calls: All calls that were made.
@@ -100,6 +103,7 @@ class Report:
     """
 
     world: World
+    config: IngressConfig = CONFIG
     outcomes: list[Outcome] = field(default_factory=list)
     probe: Outcome | None = None
     calls: list[CallRecord] = field(default_factory=list)
@@ -127,12 +131,14 @@ class SimulatedMesh:
     Args:
         world: What happens.
         loop: Time.
+        config: Of the ingress.
     """
 
-    def __init__(self, world: World, loop: SimulatedLoop) -> None:
+    def __init__(self, world: World, loop: SimulatedLoop, config: IngressConfig = CONFIG) -> None:
         self.world = world
+        self.config = config
         self.loop = loop
-        self.report = Report(world)
+        self.report = Report(world, config)
         self._rng = random.Random(world.seed * 7 + 1)
         self.network = Network(loop, self._rng, world.wire)
         self.report.calls = self.network.calls
@@ -172,7 +178,13 @@ class SimulatedMesh:
         return build
 
     def _ingress(self, replica: str) -> IngressService:
-        handles = {name: SimulatedHandle(station, self.network) for name, station in self.stations.items()}
+        clock = self._clock()
+        config = self.config
+        breakers = {name: Breakers(name, config.breaker, clock, config.limit_ms(name) / 1e3) for name in self.stations}
+        handles = {
+            name: SimulatedHandle(replica, station, self.network, breakers[name])
+            for name, station in self.stations.items()
+        }
         reached = Stations(
             preprocess=handles["preprocess"],
             sequence=handles["sequence"],
@@ -180,6 +192,7 @@ class SimulatedMesh:
             speculative=handles["speculative"],
             ranking={tier: handles[f"ranking:{tier}"] for tier in TIERS},
             foundation=handles["foundation"],
+            breakers=breakers,
         )
         ingress: IngressService
 
@@ -188,7 +201,7 @@ class SimulatedMesh:
 
         model = ModelInfo(FIRST, MODEL, {}, None)
         ingress = IngressService(
-            CONFIG, reached, model, _Directory(), self._clock(), replica, None, stations.QUIET, open_model
+            self.config, reached, model, _Directory(), clock, replica, None, stations.QUIET, open_model
         )
         return ingress
 
@@ -376,21 +389,25 @@ class SimulatedMesh:
         self.report.outcomes.append(self.report.probe)
 
 
-def simulate(world: World) -> Report:
+def simulate(world: World, config: IngressConfig = CONFIG) -> Report:
     """Run a world.
 
     A failure of the simulation itself is in the report's ``error``.
+
+    Args:
+        world: What happens.
+        config: Of the ingress.
     """
     reports: list[Report] = []
 
     async def main(loop: SimulatedLoop) -> Report:
-        mesh = SimulatedMesh(world, loop)
+        mesh = SimulatedMesh(world, loop, config)
         reports.append(mesh.report)
         return await mesh.run()
 
     try:
         return run_simulated(main)
     except StuckError as error:
-        report = reports[0] if reports else Report(world)
+        report = reports[0] if reports else Report(world, config)
         report.error = f"{type(error).__name__}: {error}"
         return report

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from cluster.simulation.loop import SimulatedLoop
+from shared.breaker import Breakers, Trip
 from shared.errors import OverloadedError, RankMeshError, StageUnavailableError
-from shared.handle import LocalCall
+from shared.handle import TRIES, LocalCall
 
 TOLD_S = 0.020
 """Between a process's death and the caller's learning of it."""
@@ -55,6 +57,8 @@ class CallRecord:
         began_s: When a replica began it.
         ended_s: When that replica ended it.
         is_excused: Its cancellation was lost, or its replica was silent: nobody could end it in time.
+        caller: Ingress replica that made it.
+        tries: Replica that it tries, whose breaker is open; empty for a call that somebody waits for.
     """
 
     station: str
@@ -64,6 +68,8 @@ class CallRecord:
     began_s: float | None = None
     ended_s: float | None = None
     is_excused: bool = False
+    caller: str = ""
+    tries: str = ""
 
 
 class Replica:
@@ -172,17 +178,44 @@ class Network:
         raise AssertionError("it has come")
 
 
+class SimulatedCall(LocalCall):
+    """A call over the simulated network.
+
+    Args:
+        task: Carries it out.
+        trip: Told how it ended.
+    """
+
+    def __init__(self, task: asyncio.Task[Any], trip: Trip) -> None:
+        super().__init__(task)
+        self._trip = trip
+
+    def cancel(self) -> None:
+        """Give the call up."""
+        self._trip.given_up()
+        super().cancel()
+
+    @property
+    def patience_s(self) -> float:
+        """See ``shared.handle.Call``."""
+        return self._trip.patience_s
+
+
 class SimulatedHandle:
     """Calls a station of the simulated mesh.
 
     Args:
+        caller: Ingress replica that has it.
         station: The station.
         network: The way there.
+        breakers: Of the station's replicas, in this caller.
     """
 
-    def __init__(self, station: Station, network: Network) -> None:
+    def __init__(self, caller: str, station: Station, network: Network, breakers: Breakers) -> None:
+        self._caller = caller
         self._station = station
         self._network = network
+        self._breakers = breakers
         self._num_queued = 0
 
     @property
@@ -190,18 +223,29 @@ class SimulatedHandle:
         """Name of the deployment."""
         return self._station.name
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> LocalCall:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> SimulatedCall:
         """Start a method on one live replica; see ``shared.handle.Handle``."""
-        task = asyncio.current_task(self._network.loop)
-        record = CallRecord(self.name, method, "" if task is None else task.get_name(), self._network.loop.time())
-        self._network.calls.append(record)
-        return LocalCall(self._network.loop.create_task(self._run(record, args)))
+        if method in TRIES:
+            self._breakers.try_silent(lambda name: self._start(method, args, only=name))
+        if not needed:
+            self._breakers.check([replica.name for replica in self._station.replicas])
+        return self._start(method, args)
 
-    async def _run(self, record: CallRecord, args: tuple[object, ...]) -> object:
+    def _start(self, method: str, args: tuple[object, ...], only: str | None = None) -> SimulatedCall:
+        loop = self._network.loop
+        task = asyncio.current_task(loop)
+        asker = "" if task is None or only is not None else task.get_name()
+        record = CallRecord(self.name, method, asker, loop.time(), caller=self._caller, tries=only or "")
+        self._network.calls.append(record)
+        trip = Trip(self._breakers, only)
+        return SimulatedCall(loop.create_task(self._run(record, trip, args)), trip)
+
+    async def _run(self, record: CallRecord, trip: Trip, args: tuple[object, ...]) -> object:
         network = self._network
         values = [await arg if isinstance(arg, LocalCall) else arg for arg in args]
         await network.travel()
-        replica = await self._find_replica()
+        replica = await self._find_replica(_key(record, args), trip.only)
+        trip.sent_to(replica.name)
         work = network.loop.create_task(self._serve(record, replica, values))
         replica.running[work] = None
         work.add_done_callback(lambda done: replica.running.pop(done, None))
@@ -213,14 +257,19 @@ class SimulatedHandle:
         if work.cancelled():
             if not replica.is_alive:
                 await network.wait_s(TOLD_S)
+            trip.lost()
             raise StageUnavailableError(f"{replica.name} died under the call", stage=self.name)
         if network.rng.random() < network.config.lost_share:
             await network.lose()
         await network.travel()
+        trip.answered()
         return _result(work)
 
-    async def _find_replica(self) -> Replica:
-        """Return the less busy of two replicas that have room; wait in a bounded queue until there is one."""
+    async def _find_replica(self, key: str, only: str | None) -> Replica:
+        """Return a replica that has room; wait in a bounded queue until there is one.
+
+        It is the first in the key's order of all replicas, or the less busy of two where there is no key.
+        """
         network, config = self._network, self._network.config
         if self._num_queued >= config.queued_max:
             raise OverloadedError(
@@ -231,13 +280,24 @@ class SimulatedHandle:
         network.queued_most = max(network.queued_most, self._num_queued)
         try:
             while True:
-                free = [each for each in self._station.replicas if len(each.running) < config.ongoing_max]
+                free = self._free(key, only)
+                if free and key:
+                    return free[0]
                 if free:
                     chosen = network.rng.sample(free, min(2, len(free)))
                     return min(chosen, key=lambda each: len(each.running))
                 await network.wait_s(QUEUE_PERIOD_S)
         finally:
             self._num_queued -= 1
+
+    def _free(self, key: str, only: str | None) -> list[Replica]:
+        """Return the replicas that may be called and have room, in the order of the key."""
+        by_name = {replica.name: replica for replica in self._station.replicas}
+        self._breakers.keep(by_name)
+        names = sorted(by_name, key=lambda name: zlib.crc32(f"{key}/{name}".encode())) if key else list(by_name)
+        usable = self._breakers.usable(names) if only is None else [name for name in names if name == only]
+        ongoing_max = self._network.config.ongoing_max
+        return [by_name[name] for name in usable if len(by_name[name].running) < ongoing_max]
 
     def _send_cancel(self, record: CallRecord, replica: Replica, work: asyncio.Task[Any]) -> None:
         network = self._network
@@ -269,6 +329,13 @@ class SimulatedHandle:
             return await getattr(replica.service, record.method)(*values)
         finally:
             record.ended_s = network.loop.time()
+
+
+def _key(record: CallRecord, args: tuple[object, ...]) -> str:
+    """Return what decides on the replica, as ``cluster.affinity`` does: the user, where sequence keeps what is his."""
+    if record.station != "sequence" or record.method not in ("encode", "forget"):
+        return ""
+    return f"user {getattr(args[0], 'user', args[0])}"
 
 
 def _result(work: asyncio.Task[Any]) -> object:

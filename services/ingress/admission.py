@@ -92,17 +92,49 @@ class Ask:
     caller: Caller
 
 
-@dataclass(slots=True)
 class Place:
     """What a request that was let in holds; it says what became of it.
 
     Args:
+        capacity: Where it is counted.
+        work: Its work.
+
+    Attributes:
         is_served: It has an answer.
         is_late: Its deadline cut the answer short.
     """
 
-    is_served: bool = False
-    is_late: bool = False
+    def __init__(self, capacity: Capacity, work: float) -> None:
+        self.is_served = False
+        self.is_late = False
+        self._capacity = capacity
+        self._begun = capacity.begin(work)
+        self._resting_since_s: float | None = None
+        self._rested_s = 0.0
+        self._is_left = False
+
+    def rest(self) -> None:
+        """Say that the request waits in vain; nothing once it has left."""
+        if self._resting_since_s is None and not self._is_left:
+            self._resting_since_s = self._capacity.rest(self._begun)
+
+    def work(self) -> None:
+        """Say that it goes on."""
+        if self._resting_since_s is not None:
+            self._rested_s += self._capacity.go_on(self._begun) - self._resting_since_s
+            self._resting_since_s = None
+
+    def leave(self, predicted_share: float) -> None:
+        """Count the request out.
+
+        Args:
+            predicted_share: Share of its budget that it was expected to take.
+        """
+        self.work()
+        self._is_left = True
+        self._capacity.end(self._begun, is_served=self.is_served, rested_s=self._rested_s)
+        if self.is_late and not self._rested_s:  # it was a silent station that made it late
+            self._capacity.missed(predicted_share)
 
 
 class RankGate(Gate):
@@ -134,7 +166,7 @@ class RankGate(Gate):
         capacity is that of the stall, and a request that is alone waits for nobody.
         """
         wait_s = self.capacity.wait_s(0.0)
-        if wait_s is None or self.in_flight < self._config.in_flight_min:
+        if wait_s is None or self.num_working < self._config.in_flight_min:
             return 0.0
         usable_s = min(self._easiest.budget_s, self._config.standing_ms_max / 1e3)
         return wait_s / (self.capacity.share * usable_s)
@@ -178,9 +210,8 @@ class RankGate(Gate):
         predicted_share = self._check_wait(work, budget_s, lambda total: self._shares.owns(caller, work, total))
         self._check_share(caller, work, budget_s)
         self._shares.begin(caller, work)
-        begun = self.capacity.begin(work)
+        place = Place(self.capacity, work)
         self._step(1)
-        place = Place()
         try:
             yield place
         except _OVERLOADED:
@@ -189,18 +220,21 @@ class RankGate(Gate):
         finally:
             self._step(-1)
             self._shares.end(caller, work)
-            self.capacity.end(begun, is_served=place.is_served)
-            if place.is_late:
-                self.capacity.missed(predicted_share)
+            place.leave(predicted_share)
+
+    @property
+    def num_working(self) -> int:
+        """Requests in flight but for those that wait in vain."""
+        return self.capacity.num_working
 
     @property
     def _rate(self) -> float | None:
         """Measured capacity; where no queue is, the newest answers may say that a stall is over."""
-        return self.capacity.newest_rate if self.in_flight < self._config.in_flight_min else self.capacity.rate
+        return self.capacity.newest_rate if self.num_working < self._config.in_flight_min else self.capacity.rate
 
     def _usable_s(self, budget_s: float) -> float:
         """Return how much of a budget counts now."""
-        return budget_s if self.in_flight < self._config.in_flight_min else self._in_queue_s(budget_s)
+        return budget_s if self.num_working < self._config.in_flight_min else self._in_queue_s(budget_s)
 
     def _in_queue_s(self, budget_s: float) -> float:
         """Return how much of a budget counts where there is a queue."""
@@ -209,7 +243,7 @@ class RankGate(Gate):
 
     def _check_start(self, work: float) -> None:
         would_be, limit = self.capacity.in_flight_work + work, self._config.work_start
-        if self.capacity.rate is None and would_be > limit and self.in_flight:
+        if self.capacity.rate is None and would_be > limit and self.num_working:
             self._shed(f"work for {would_be:.1f} requests in flight before any was measured, limit {limit:g}", limit,
                        round(would_be, 1))  # fmt: skip
 
@@ -224,10 +258,10 @@ class RankGate(Gate):
             return 0.0
         usable_s = self._usable_s(budget_s)
         allowed_s = self.capacity.share * usable_s
-        if wait_s > allowed_s and self.in_flight and owns(allowed_s * rate):
+        if wait_s > allowed_s and self.num_working and owns(allowed_s * rate):
             usable_s = min(budget_s, self._config.wait_ms_max / 1e3)
             allowed_s = self.capacity.share * usable_s
-        if wait_s > allowed_s and self.in_flight:
+        if wait_s > allowed_s and self.num_working:
             self._shed(
                 f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
                 round(allowed_s * 1e3), round(wait_s * 1e3), min(wait_s - allowed_s, self._easiest.budget_s),
@@ -239,12 +273,12 @@ class RankGate(Gate):
         if rate is None:
             return
         would_be = self.capacity.in_flight_work + work
-        each = would_be / (self.in_flight + 1)
+        each = would_be / (self.num_working + 1)
         # What is no queue is shared too, and where capacity is large the places in memory are what runs out first.
         in_time = max(self.capacity.share * self._in_queue_s(budget_s) * rate, self._config.in_flight_min * each)
         total = min(in_time, self._max * each)
         is_contended = would_be > self._config.contended_share * total
-        if is_contended and self.in_flight and not self._shares.has_room(caller, work, total):
+        if is_contended and self.num_working and not self._shares.has_room(caller, work, total):
             self._shed(
                 f"{caller.tenant or 'this caller'} on {caller.surface} has its share of the {total:.0f} requests that "
                 "can be answered in time", round(total), round(self.capacity.in_flight_work),

@@ -17,6 +17,7 @@ from services.ingress.job import Stations
 from services.ingress.leg import Leg, all_ended
 from services.ingress.serving import Serving
 from shared.clock import Clock
+from shared.errors import StageSilentError
 from shared.hashing import EntityId
 from shared.schema.ranking import RankedList
 from shared.schema.speculative import HitLevel
@@ -112,6 +113,8 @@ class Precompute:
                 self.num_failed += 1
             else:
                 self.num_stored += int(fill.value)
+        except StageSilentError:  # nobody waits for it
+            self.num_failed += 1
         finally:
             for leg in legs:
                 leg.cancel()

@@ -13,6 +13,8 @@ upper quartile, which a handful of answers a window exceeds by chance, a mesh le
 time.) Sooner, because answers miss their deadlines: each cut of ``share`` lets less of a budget be spent on waiting,
 each answer in time gives a little back.
 
+A request that waits in vain (``services.ingress.vain``) rests: it is not in flight for this measure until it goes on.
+
 What a request was cut in before anything could be answered (its client's budget was too small, its client went away)
 says nothing of capacity: it counts as the part of an answer that it had time for, beside those that were in flight with
 it. Otherwise budgets that nothing can meet would make a mesh look slow to everybody, or, many at once, quick.
@@ -126,11 +128,29 @@ class Capacity:
         self._step(1, work)
         return Begun(work, self._seen_s, self.in_flight_work)
 
-    def end(self, begun: Begun, *, is_served: bool) -> None:
-        """Count a request out."""
+    def rest(self, begun: Begun) -> float:
+        """Count a request out for as long as it waits in vain; returns since when, monotonic seconds."""
         self._advance()
         self._step(-1, -begun.work)
-        took_s = self._seen_s - begun.at_s
+        return self._seen_s
+
+    def go_on(self, begun: Begun) -> float:
+        """Count it in again; returns since when, monotonic seconds."""
+        self._advance()
+        self._step(1, begun.work)
+        return self._seen_s
+
+    def end(self, begun: Begun, *, is_served: bool, rested_s: float = 0.0) -> None:
+        """Count a request out.
+
+        Args:
+            begun: What ``begin`` returned.
+            is_served: Whether it has an answer.
+            rested_s: How long it has rested, seconds.
+        """
+        self._advance()
+        self._step(-1, -begun.work)
+        took_s = self._seen_s - begun.at_s - rested_s
         if is_served:
             self._done += begun.work
             self._answers.append(_Answer(took_s, took_s / begun.of_work))

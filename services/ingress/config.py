@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.ingress.hedge import HedgeConfig
+from shared.breaker import BreakerConfig
 from shared.config import Config
 from shared.schema.api import ApiLimits
 
@@ -197,6 +199,7 @@ class IngressConfig(Config):
         precompute: Work after the answer.
         feedback: Labelled events while a version is tried.
         hedge: Second calls for slow look-ups.
+        breaker: When a replica that answers nobody is left out.
         router: Choice of tiers by worth.
         exploration: What is kept of explored answers.
     """
@@ -223,6 +226,7 @@ class IngressConfig(Config):
     precompute: PrecomputeConfig = PrecomputeConfig()
     feedback: FeedbackConfig = FeedbackConfig()
     hedge: HedgeConfig = HedgeConfig()
+    breaker: BreakerConfig = BreakerConfig()
     router: RouterConfig = RouterConfig()
     exploration: ExplorationConfig = ExplorationConfig()
 
@@ -232,3 +236,16 @@ class IngressConfig(Config):
         if len(set(names)) != len(names) or "auto" in names:
             raise ValueError(f"tier names must be distinct and not 'auto', have {names}")
         return self
+
+    def limit_ms(self, station: str) -> float:
+        """Return the longest wait for a call of a station; ``station`` as in handles, e.g. ``embedding:1``."""
+        kind = station.partition(":")[0]
+        limits_ms = {
+            "preprocess": self.budgets.preprocess_ms,
+            "sequence": self.budgets.sequence_ms,
+            "embedding": self.budgets.embedding_ms,
+            "speculative": self.budgets.speculative_ms,
+            "foundation": self.precompute.timeout_ms,
+        }
+        limits_ms |= {f"ranking:{tier.name}": tier.timeout_ms for tier in self.tiers}
+        return limits_ms.get(station, limits_ms.get(kind, math.inf))

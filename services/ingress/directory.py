@@ -77,6 +77,10 @@ class StatusBody(_Body):
     version: str
     replica: str = Field(description="ingress replica that answers")
     counters: dict[str, int] = Field(description="what that replica counted since it started")
+    silent: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="station -> replicas that have not answered that one of late, and are left out",
+    )
     store: StoreStatus
     deployments: list[DeploymentStatus]
     rollout: RolloutBody = RolloutBody()

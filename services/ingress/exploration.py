@@ -15,6 +15,7 @@ from services.ingress.config import ExplorationConfig
 from services.ingress.flow import Flow
 from services.ingress.leg import Leg, all_ended
 from shared.clock import Clock
+from shared.errors import StageSilentError
 from shared.handle import Handle
 from shared.hashing import EntityId, id_keys
 from shared.schema.explored import ExploredAnswer
@@ -95,7 +96,12 @@ class Exploration:
             task.cancel()
 
     async def _keep(self, answer: ExploredAnswer) -> None:
-        leg = Leg("sequence", self._sequence.call("keep_explored", answer), self._clock, fetch=True)
+        try:
+            call = self._sequence.call("keep_explored", answer)
+        except StageSilentError:  # nobody waits for it
+            self.num_failed += 1
+            return
+        leg = Leg("sequence", call, self._clock, fetch=True)
         try:
             await all_ended([leg], self._clock.monotonic_s() + self._config.timeout_ms / 1e3, self._clock)
         finally:

@@ -2,10 +2,13 @@
 
 The chosen tier ranks what the inputs brought. When that call fails, the inputs are asked first (``Inputs.repair``) and
 it is made once more; then the lower tiers follow, then the higher ones, while there is time. A tier that is merely late
-is not cancelled when the next one is asked: the better of those that have answered by then is the answer.
+is not cancelled when the next one is asked: the better of those that have answered by then is the answer. A tier whose
+replicas have all fallen silent is passed over, unless there is no other left to ask.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from services.ingress.config import IngressConfig
 from services.ingress.hedge import Hedger
@@ -13,7 +16,13 @@ from services.ingress.inputs import Inputs
 from services.ingress.job import Marks, RankJob, Stations
 from services.ingress.leg import Leg, is_past, wait_until
 from shared.clock import Clock
-from shared.errors import DeadlineExceededError, RankMeshError, StageUnavailableError, VersionMismatchError
+from shared.errors import (
+    DeadlineExceededError,
+    RankMeshError,
+    StageSilentError,
+    StageUnavailableError,
+    VersionMismatchError,
+)
 from shared.schema.ranking import RankedList, RankTask
 
 ATTEMPTS_MAX = 3
@@ -69,6 +78,11 @@ class Flow:
         self.ranked_s = self._clock.monotonic_s()
         return ranked
 
+    def running(self) -> Iterator[Leg]:
+        """Yield the calls that have not ended."""
+        yield from self.inputs.running()
+        yield from self._running()
+
     def close(self) -> None:
         """Cancel every call that has not ended."""
         self.inputs.close()
@@ -98,7 +112,11 @@ class Flow:
         fail a request twice, and its failure is not the tier's.
         """
         for attempt in range(ATTEMPTS_MAX):
-            leg = self._start(tier)
+            try:
+                leg = self._start(tier, needed=not rest and not any(self._running()))
+            except StageSilentError as error:
+                self._failed[tier] = error
+                return None
             if (ranked := await self._first_answer(leg, end_s)) is not None:
                 return ranked
             self._failed[tier] = leg.error or self._late(tier)
@@ -122,12 +140,17 @@ class Flow:
             self._clock.monotonic_s() + self._tiers[tier].timeout_ms / 1e3, self.job.deadline.share(reserve_ms).at_s
         )
 
-    def _start(self, tier: str) -> Leg:
+    def _running(self) -> Iterator[Leg]:
+        return (leg for leg in self._asked.values() if not leg.watcher.done())
+
+    def _start(self, tier: str, *, needed: bool) -> Leg:
         job = self.job
         explores = job.choice.explores and tier == job.choice.tier
         remaining_ms, missing = job.deadline.to_wire_ms(), self.marks.missing()
         task = RankTask(job.request_id, job.version, job.limit, remaining_ms, missing, explores)
-        call = self._stations.ranking[tier].call("rank", task, *self.inputs.calls(), payload_bytes=job.whole_bytes)
+        call = self._stations.ranking[tier].call(
+            "rank", task, *self.inputs.calls(), payload_bytes=job.whole_bytes, needed=needed
+        )
         self._asked[tier] = leg = Leg(f"ranking:{tier}", call, self._clock, fetch=True)
         return leg
 
@@ -139,7 +162,7 @@ class Flow:
                     self._accept(tier)
                     ranked: RankedList = leg.value
                     return ranked
-            running = [leg.watcher for leg in self._asked.values() if not leg.watcher.done()]
+            running = [leg.watcher for leg in self._running()]
             if not running or (current is not None and current.watcher.done()) or is_past(until_s, self._clock):
                 return None
             await wait_until(running, until_s, self._clock, first=True)

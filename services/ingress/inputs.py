@@ -8,6 +8,8 @@
                                                            is asked of a second replica as well (``hedge``)
     spec     = speculative.lookup(task, features)          optional: without it, no speculative embedding
 
+An optional input of a station whose replicas have all fallen silent is not asked for (``shared.breaker``).
+
 All start at once; lookups take the features as a pending result. Waiting tells only that a call has *ended*: its value,
 and so its failure, stays out of this process until something that used it fails (``repair``).
 """
@@ -15,15 +17,16 @@ and so its failure, stays out of this process until something that used it fails
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from services.ingress.config import StageBudgets
 from services.ingress.hedge import Hedger
 from services.ingress.job import Marks, RankJob, Stations
-from services.ingress.leg import Leg, all_ended, is_past
+from services.ingress.leg import LOOK_S, LOOK_S_MIN, Leg, all_ended, is_past
 from shared.clock import Clock
-from shared.errors import RankMeshError, StageUnavailableError
-from shared.handle import Call, Handle
+from shared.errors import RankMeshError, StageSilentError, StageUnavailableError
+from shared.handle import Call
 from shared.schema.features import PreprocessTask
 from shared.schema.user import EncodeTask
 
@@ -68,7 +71,7 @@ class Inputs:
         self.rows: list[Leg | None] = []
         try:
             self.features = self._start_features()
-            self.state: Leg | None = self._start_state()
+            self.state = self._start_state()
             self._start_chained()
         except BaseException:
             self.close()  # nobody else knows yet of the calls that did start
@@ -109,6 +112,10 @@ class Inputs:
             await self.gather()
         return was_broken
 
+    def running(self) -> Iterator[Leg]:
+        """Yield the calls that have not ended."""
+        return (leg for leg in self._held if not leg.watcher.done())
+
     def calls(self) -> tuple[Call[object] | None, ...]:
         """Return what a ranking call takes after its task: features, state, spec and the rows of every shard."""
         optional = (self.state, self.spec, *self.rows)
@@ -138,29 +145,37 @@ class Inputs:
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, handle: Handle, method: str, *args: object, payload_bytes: int) -> Leg:
-        leg = Leg(name, handle.call(method, *args, payload_bytes=payload_bytes), self._clock)
+    def _hold(self, name: str, call: Call[object]) -> Leg:
+        leg = Leg(name, call, self._clock)
         self._held.append(leg)
         return leg
+
+    def _try(self, name: str, start: Callable[[], Call[object]]) -> Leg | None:
+        """Start an optional input; without it the answer is marked."""
+        try:
+            return self._hold(name, start())
+        except StageSilentError as error:
+            self._marks.add(name, f"{error.code}: {error.message}")
+            return None
 
     def _start_features(self) -> Leg:
         job = self._job
         task = PreprocessTask(
             job.request_id, job.version, job.surface, job.block, self._budget_ms(self._budgets.preprocess_ms)
         )
-        return self._start("preprocess", self._stations.preprocess, "extract", task, payload_bytes=job.whole_bytes)
+        station = self._stations.preprocess
+        return self._hold("preprocess", station.call("extract", task, payload_bytes=job.whole_bytes, needed=True))
 
-    def _start_state(self) -> Leg:
+    def _start_state(self) -> Leg | None:
         job = self._job
         task = EncodeTask(
             job.request_id, job.version, job.user, job.surface, job.as_of_s, self._budget_ms(self._budgets.sequence_ms)
         )
-        return self._start("sequence", self._stations.sequence, "encode", task, payload_bytes=job.whole_bytes)
+        station = self._stations.sequence
+        return self._try("sequence", lambda: station.call("encode", task, payload_bytes=job.whole_bytes))
 
-    def _start_rows(self, shard: int) -> Leg:
-        leg = Leg(f"embedding:{shard}", self._call_rows(shard), self._clock)
-        self._held.append(leg)
-        return leg
+    def _start_rows(self, shard: int) -> Leg | None:
+        return self._try(f"embedding:{shard}", lambda: self._call_rows(shard))
 
     def _call_rows(self, shard: int) -> Call[object]:
         return self._stations.embedding[shard].call(
@@ -170,16 +185,11 @@ class Inputs:
             payload_bytes=self._job.whole_bytes,
         )
 
-    def _start_spec(self) -> Leg:
-        task = self._job.speculative_task(self._budget_ms(self._budgets.speculative_ms))
-        return self._start(
-            "speculative",
-            self._stations.speculative,
-            "lookup",
-            task,
-            self.features.call,
-            payload_bytes=self._job.whole_bytes,
-        )
+    def _start_spec(self) -> Leg | None:
+        job, station = self._job, self._stations.speculative
+        task = job.speculative_task(self._budget_ms(self._budgets.speculative_ms))
+        inputs = (task, self.features.call)
+        return self._try("speculative", lambda: station.call("lookup", *inputs, payload_bytes=job.whole_bytes))
 
     def _start_chained(self) -> None:
         self.rows = [self._start_rows(shard) for shard in range(len(self._stations.embedding))]
@@ -189,7 +199,6 @@ class Inputs:
         return min(stage_ms, self._job.deadline.to_wire_ms())
 
     def _restart(self, leg: Leg) -> None:
-        self.retried.append(leg.name)
         if leg is self.state:
             self.state = fresh = self._start_state()
         elif leg is self.spec:
@@ -197,7 +206,9 @@ class Inputs:
         else:
             shard = self.rows.index(leg)
             self.rows[shard] = fresh = self._start_rows(shard)
-        fresh.retried = True
+        if fresh is not None:
+            fresh.retried = True
+            self.retried.append(leg.name)
 
     def _restart_features(self) -> None:
         for leg in (self.features, self.spec, *self.rows):
@@ -230,17 +241,23 @@ class Inputs:
     async def _await_features(self) -> None:
         """Wait for the one input that nothing can replace; when a replica hangs, another one is asked."""
         end_s = self._last_s
-        budget_s = self._budgets.preprocess_ms / 1e3
-        await all_ended([self.features], min(self._clock.monotonic_s() + budget_s, end_s), self._clock)
+        began_s, budget_s = self._clock.monotonic_s(), self._budgets.preprocess_ms / 1e3
+        await self._await_until_vain(self.features, min(began_s + budget_s, end_s))
         if not self.features.ended and not self.features.retried and not is_past(end_s, self._clock):
             self._restart_features()
-            await all_ended([self.features], min(self._clock.monotonic_s() + budget_s, end_s), self._clock)
+            await all_ended([self.features], min(began_s + 2 * budget_s, end_s), self._clock)
         if not self.features.ended:
             if is_past(end_s, self._clock):
                 raise self._job.deadline.error("preprocess")
             message = f"preprocess did not answer within {self._budgets.preprocess_ms:.0f} ms, twice"
             raise StageUnavailableError(message, stage="preprocess")
         self.features_s = self.features.ended_s or self._clock.monotonic_s()
+
+    async def _await_until_vain(self, leg: Leg, until_s: float) -> None:
+        """Wait for a call, but no longer than its replica answers anybody; a small budget may yet go on another one."""
+        while not leg.ended and leg.patience_s > 0 and not is_past(until_s, self._clock):
+            look_s = self._clock.monotonic_s() + min(max(leg.patience_s, LOOK_S_MIN), LOOK_S)
+            await all_ended([leg], min(until_s, look_s), self._clock)
 
     def _limit(self, leg: Leg) -> tuple[float, float]:
         """Return a stage's own budget in milliseconds, and the monotonic second at which it ends for this call."""
@@ -292,7 +309,8 @@ class Inputs:
             if is_past(at_s, self._clock):
                 self._slow.add(leg)
                 if not self._is_late() and self._hedger.take():
-                    leg.start_hedge(self._call_rows(self.rows.index(leg)))
+                    with suppress(StageSilentError):  # no other replica to ask
+                        leg.start_hedge(self._call_rows(self.rows.index(leg)))
 
     def _drop(self, leg: Leg, reason: str) -> None:
         leg.cancel()

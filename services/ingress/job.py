@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from models.payload import PayloadSizes
 from services.ingress.routing import TierChoice
+from shared.breaker import Breakers
 from shared.deadline import Deadline
 from shared.handle import Handle
 from shared.hashing import EntityId
@@ -26,6 +28,7 @@ class Stations:
         speculative: The speculative-embedding cache.
         ranking: One handle a tier, by tier name.
         foundation: Precomputation; None where a mesh has none.
+        breakers: What is known of silent replicas, by station; empty where calls have no replica.
     """
 
     preprocess: Handle
@@ -34,6 +37,7 @@ class Stations:
     speculative: Handle
     ranking: dict[str, Handle]
     foundation: Handle | None = None
+    breakers: Mapping[str, Breakers] = field(default_factory=dict)
 
     def all(self) -> tuple[Handle, ...]:
         """Return every handle, in the order of a request."""

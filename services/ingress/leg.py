@@ -10,6 +10,9 @@ from shared.clock import Clock
 from shared.errors import RankMeshError, StageUnavailableError
 from shared.handle import Call, Handle
 
+LOOK_S_MIN, LOOK_S = 0.002, 0.025
+"""How often is looked whether waiting has come to be in vain; most calls are over before the second time."""
+
 _SLACK_S = 1e-6  # a clock's rounding must not turn "at the limit" into "just before it, wait once more"
 
 
@@ -46,6 +49,11 @@ class Leg:
     def ended(self) -> bool:
         """Whether the call has ended, well or not."""
         return self.ended_s is not None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until waiting for it is in vain; for both calls when it is hedged."""
+        return max(call.patience_s for call in (self.call, self.hedge) if call is not None)
 
     async def failure(self, until_s: float) -> RankMeshError | None:
         """Return why the call failed, or None; a station that cannot even say so by ``until_s`` has failed."""

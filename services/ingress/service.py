@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from models.routing import GainModel
-from services.ingress.admission import Gate, RankGate
+from services.ingress.admission import Gate, Place, RankGate
 from services.ingress.background import Precompute
 from services.ingress.checks import check_candidates, check_events, check_limits
 from services.ingress.config import IngressConfig
@@ -27,6 +28,7 @@ from services.ingress.routing import BudgetRouter, RouteQuery, TierRouter
 from services.ingress.serving import FrontModel, Serving
 from services.ingress.stats import IngressStats
 from services.ingress.under_way import UnderWay
+from services.ingress.vain import rest_in_vain
 from shared.clock import Clock
 from shared.deadline import Deadline
 from shared.errors import ConfigError, DeadlineExceededError, RankMeshError, StageUnavailableError, WeightsError
@@ -125,6 +127,7 @@ class IngressService:
             job.deadline.check("admission")
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
             self.serving.begin(job.version)
+            resting = self._rest_in_vain(flow, place)
             try:
                 with self._under_way.of(flow):
                     ranked = await flow.run()
@@ -140,6 +143,7 @@ class IngressService:
                 self.serving.end(job.version)
                 self._stats.retried(flow.retried)
                 self._stats.hedged(flow.inputs.hedged)
+                resting.cancel()
                 flow.close()
             self.serving.observe(job.version, served(flow, ranked))
             body = self._body(question, flow, ranked, received_s)
@@ -222,12 +226,15 @@ class IngressService:
         return leg.value
 
     async def _call_once(self, station: Handle, method: str, argument: object, deadline: Deadline) -> Leg:
-        leg = Leg(station.name, station.call(method, argument), self.clock, fetch=True)
+        leg = Leg(station.name, station.call(method, argument, needed=True), self.clock, fetch=True)
         try:
             await all_ended([leg], deadline.at_s, self.clock)
         finally:
             leg.cancel()
         return leg
+
+    def _rest_in_vain(self, flow: Flow, place: Place) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(rest_in_vain(flow.running, place, self.clock))
 
     async def _click_probability(self, event: Event, version: str) -> float:
         """Return what a version says of an event: of its item, for its user, just before it; on the best tier."""
@@ -287,12 +294,14 @@ class IngressService:
             updates=order.updates,
             replica=self.replica,
             counters=self.counters(),
+            silent={name: each.open for name, each in self._stations.breakers.items() if each.open},
             store=await self._directory.store(),
             deployments=deployments,
         )
 
     def counters(self) -> dict[str, int]:
         """Return what this replica counted since it started."""
+        self._stats.breakers(self._stations.breakers.values())
         return {
             **self._stats.counters(),
             **self.rank_gate.counters(),
@@ -308,6 +317,7 @@ class IngressService:
 
     def metrics(self) -> bytes:
         """Return the metrics of this replica in Prometheus' text format."""
+        self._stats.breakers(self._stations.breakers.values())
         return self._stats.render()
 
     def status(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
+from shared.breaker import Breakers
 from shared.clock import Clock
 from shared.errors import RankMeshError
 from shared.metrics import MetricsRegistry
@@ -74,6 +75,19 @@ class IngressStats:
         for stage in body["stages"]:
             if stage["critical"]:
                 self._metrics.observe("stage_ms", stage["duration_ms"], stage=_family(stage["name"]))
+
+    def breakers(self, breakers: Iterable[Breakers]) -> None:
+        """Take over what the breakers of all stations have counted."""
+        for each in breakers:
+            counted = {
+                "breakers_opened_total": each.num_opened,
+                "breakers_closed_total": each.num_opened - len(each.open),
+                "refused_calls_total": each.num_refused,
+            }
+            for metric, number in counted.items():
+                known = f"{metric.removesuffix('_total')}.{each.station}"  # a shard each, as hedges
+                self._metrics.count(metric, number - self._counts[known], station=_family(each.station))
+                self._counts[known] = number
 
     def counters(self) -> dict[str, int]:
         """Return the plain counts."""

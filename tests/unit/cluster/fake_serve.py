@@ -11,6 +11,10 @@ from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
+from ray.serve._private.common import DeploymentID, ReplicaID
+
+from shared.breaker import Breakers, Trip
+
 
 class FakeReference:
     """An object reference: ends with ``put`` or ``fail``."""
@@ -59,6 +63,12 @@ class FakeResponse:
         self.result = FakeReplicaResult(self.reference)
         self._replica_result_future: asyncio.Future[FakeReplicaResult] = asyncio.get_running_loop().create_future()
         self._replica_result: FakeReplicaResult | None = None
+        self._trip = Trip.current()  # Serve's task of the call inherits it
+
+    def choose(self, replica: str) -> None:
+        """Send it to a replica, which does nothing yet."""
+        assert self._trip is not None
+        self._trip.sent_to(replica)
 
     def accept(self) -> None:
         self._replica_result_future.set_result(self.result)
@@ -133,12 +143,15 @@ class FakeServeHandle:
 
     def __init__(self, num_replicas: int | None = 1) -> None:
         self.calls: list[tuple[str, FakeResponse]] = []
-        self.replicas: dict[int, str] = dict.fromkeys(range(num_replicas or 0), "replica")
+        self.breakers: Breakers | None = None
+        station = DeploymentID("station", "rankmesh")
+        names = [f"replica-{number}" for number in range(num_replicas or 0)]
+        self.replicas = {ReplicaID(name, station): name for name in names}
         self._populated = num_replicas is not None
         self._router = SimpleNamespace(_asyncio_router=SimpleNamespace(request_router=self))
 
     @property
-    def curr_replicas(self) -> dict[int, str]:
+    def curr_replicas(self) -> dict[ReplicaID, str]:
         return self.replicas
 
     def running_replicas_populated(self) -> bool:

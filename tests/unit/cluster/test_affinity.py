@@ -13,7 +13,9 @@ from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.connect import connect_stations
 from cluster.names import station_configs
+from cluster.routers import KeyedRouter
 from cluster.stations import Place
+from shared.clock import ManualClock
 from shared.hashing import EntityId, canonical_id
 from shared.schema.user import EncodeTask
 from shared.userlog import StoreConfig
@@ -38,7 +40,7 @@ def _router_config(num_replicas: int) -> Any:
 async def test_encodes_carry_their_user_where_there_is_a_choice(num_replicas: int, keys: list[str]) -> None:
     config = _config(num_replicas)
     serve = {name: FakeServeHandle() for name in station_configs(config) if name != "ingress"}
-    sequence = connect_stations(config, cast(Any, serve)).sequence
+    sequence = connect_stations(config, cast(Any, serve), ManualClock()).sequence
     for user in ("7", "someone"):
         sequence.call("encode", _task(user)).cancel()
         sequence.call("forget", canonical_id(user)).cancel()  # to the replica that keeps what it is about
@@ -52,16 +54,16 @@ def test_one_user_has_one_key_however_the_id_is_written() -> None:
 
 
 def test_sequence_alone_is_routed_by_key_and_only_with_several_replicas() -> None:
-    assert router_of("sequence", 1) is None
-    assert router_of("preprocess", 2) is None
-    assert _router_config(3).request_router_class.endswith("ConsistentHashRouter")
+    assert router_of("sequence", 1).request_router_class == "cluster.routers.TwoChoicesRouter"
+    assert router_of("preprocess", 2).request_router_class == "cluster.routers.TwoChoicesRouter"
+    assert issubclass(_router_config(3).get_request_router_class(), ConsistentHashRouter)
     assert _router_config(3).request_router_kwargs == {"num_fallback_replicas": 3}
-    assert not _router_config(1).request_router_class.endswith("ConsistentHashRouter")
+    assert not issubclass(_router_config(1).get_request_router_class(), ConsistentHashRouter)
 
 
 def _ring(names: list[str]) -> Any:
     """Return the part of Serve's router that chooses, over some replicas."""
-    router = cast(Any, ConsistentHashRouter.__new__(ConsistentHashRouter))
+    router = cast(Any, KeyedRouter.__new__(KeyedRouter))
     router._num_virtual_nodes, router._num_fallback_replicas, router._deployment_id = 100, len(names), "sequence"
     deployment = DeploymentID("sequence", "rankmesh")
     router._rebuild_ring(frozenset(ReplicaID(name, deployment) for name in names))

@@ -11,6 +11,7 @@ from cluster.connect import connect_stations
 from cluster.failures import start_failure, why_not
 from cluster.names import deployment_name, station_configs
 from cluster.stations import Place
+from shared.clock import ManualClock
 from shared.userlog import StoreConfig
 from tests.unit.cluster.fake_serve import FakeServeHandle
 
@@ -70,7 +71,7 @@ def test_a_mesh_without_foundation_workers() -> None:
     bound = cast(Any, build(Place(config, "v1", "/weights", StoreConfig(), "/plans", "/search")))._bound_deployment
     assert "foundation" not in bound.init_args[1]
     handles = {name: cast(Any, FakeServeHandle()) for name in bound.init_args[1]}
-    assert connect_stations(config, handles).foundation is None
+    assert connect_stations(config, handles, ManualClock()).foundation is None
 
 
 def test_what_replicas_are_told_travels() -> None:
@@ -79,7 +80,7 @@ def test_what_replicas_are_told_travels() -> None:
 
 async def test_calls_travel_as_the_configuration_says() -> None:
     serve = {name: FakeServeHandle() for name in station_configs(CONFIG) if name != "ingress"}
-    stations = connect_stations(CONFIG, cast(Any, serve))
+    stations = connect_stations(CONFIG, cast(Any, serve), ManualClock())
     assert [handle.name for handle in stations.embedding] == ["embedding:0", "embedding:1", "embedding:2"]
     calls = {"preprocess": "extract", "embedding:2": "lookup", "sequence": "append", "ranking:light": "rank"}
     handles = {handle.name: handle for handle in stations.all()}

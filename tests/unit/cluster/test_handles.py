@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, cast
 
 import pytest
@@ -11,15 +12,20 @@ from ray.serve.exceptions import BackPressureError
 
 from cluster.config import Transport
 from cluster.handles import ERROR_BYTES_MAX, RayCall, RayHandle
-from shared.errors import OverloadedError, StageUnavailableError, StoreUnavailableError
+from shared.breaker import BreakerConfig, Breakers
+from shared.clock import ManualClock
+from shared.errors import OverloadedError, StageSilentError, StageUnavailableError, StoreUnavailableError
 from tests.unit.cluster.fake_serve import FakeReference, FakeResponse, FakeServeHandle
 
 TRANSPORTS: dict[str, Transport] = {"make": "reference", "use": "reference", "weigh": "by_size", "append": "value"}
 VALUE_BYTES_MAX = 1_000
 
 
-def handle(serve: FakeServeHandle, name: str = "station", result_bytes: int = 0) -> RayHandle:
-    return RayHandle(name, cast(Any, serve), TRANSPORTS, VALUE_BYTES_MAX, lambda _: result_bytes)
+def handle(
+    serve: FakeServeHandle, name: str = "station", result_bytes: int = 0, breakers: Breakers | None = None
+) -> RayHandle:
+    breakers = breakers or Breakers(name, BreakerConfig(), ManualClock())
+    return RayHandle(name, cast(Any, serve), TRANSPORTS, VALUE_BYTES_MAX, breakers, lambda _: result_bytes)
 
 
 async def settle() -> None:
@@ -284,7 +290,8 @@ async def test_a_station_that_lost_its_replicas_refuses_at_once() -> None:
 async def test_a_station_that_may_have_no_replica_is_called_all_the_same() -> None:
     """The call that waits is what makes it come back."""
     serve = FakeServeHandle(num_replicas=0)
-    station = RayHandle("foundation", cast(Any, serve), {}, 1_000, waits_for_first=True)
+    breakers = Breakers("foundation", BreakerConfig(), ManualClock())
+    station = RayHandle("foundation", cast(Any, serve), {}, 1_000, breakers, waits_for_first=True)
     call = station.call("make")
     assert len(serve.calls) == 1
     serve.last.put(7)
@@ -320,3 +327,107 @@ def test_the_fake_waits_like_a_reference() -> None:
         assert await reference == 1
 
     asyncio.run(check())
+
+
+class Watched:
+    """A station whose only replica's breaker opens with the first call that it leaves unanswered for 200 ms."""
+
+    def __init__(self) -> None:
+        self.serve = FakeServeHandle(num_replicas=1)
+        self.clock = ManualClock()
+        self.breakers = Breakers("embedding:0", BreakerConfig(failures=1), self.clock, limit_s=0.2)
+        self.station = handle(self.serve, "embedding:0", breakers=self.breakers)
+
+    async def leave_unanswered(self, method: str, taken_s: float = 0.3) -> None:
+        call = self.station.call(method, needed=True)
+        self.serve.last.choose("replica-0")
+        await self.clock.advance(taken_s)
+        assert call.patience_s == pytest.approx(0.2 - taken_s)
+        call.cancel()
+        await settle()
+
+
+@pytest.mark.parametrize("method", ["make", "append"])
+async def test_a_call_that_is_given_up_unanswered_opens_the_breaker_of_its_replica(method: str) -> None:
+    watched = Watched()
+    await watched.leave_unanswered(method, taken_s=0.1)
+    assert watched.breakers.open == []
+    await watched.leave_unanswered(method)
+    assert watched.breakers.open == ["replica-0"]
+    num_calls = len(watched.serve.calls)
+    with pytest.raises(StageSilentError, match="none of 1 replicas answers"):
+        watched.station.call(method)
+    assert len(watched.serve.calls) == num_calls
+    watched.station.call(method, needed=True)
+    assert len(watched.serve.calls) == num_calls + 1
+
+
+@pytest.mark.parametrize("method", ["make", "append"])
+async def test_any_answer_of_a_replica_closes_its_breaker(method: str) -> None:
+    watched = Watched()
+    await watched.leave_unanswered(method)
+    call = watched.station.call(method, needed=True)
+    watched.serve.last.choose("replica-0")
+    watched.serve.last.put(1)
+    await call.ready()
+    await settle()
+    assert watched.breakers.open == []
+    assert call.patience_s == math.inf
+    call.cancel()
+    assert watched.breakers.open == []
+
+
+@pytest.mark.parametrize(("error", "is_open"), [(StoreUnavailableError("down"), False), (ActorDiedError(), True)])
+async def test_an_error_of_the_replica_is_an_answer_and_a_broken_way_is_none(error: Exception, is_open: bool) -> None:
+    watched = Watched()
+    await watched.leave_unanswered("append")
+    call = watched.station.call("append", needed=True)
+    watched.serve.last.choose("replica-0")
+    watched.serve.last.fail(error)
+    await call.failure()
+    assert bool(watched.breakers.open) == is_open
+
+
+async def test_what_a_fetched_reference_says_of_its_replica() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("make")
+    call = watched.station.call("make", needed=True)
+    watched.serve.last.choose("replica-0")
+    watched.serve.last.put("tensor")
+    assert await call == "tensor"
+    assert watched.breakers.open == []
+
+
+async def test_a_copy_of_a_call_that_changes_nothing_tries_the_silent_replica() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("append")
+    await watched.clock.advance(0.6)
+    with pytest.raises(StageSilentError):
+        watched.station.call("append", 1)
+    assert len(watched.serve.calls) == 1, "an append is not copied"
+    for _ in range(3):
+        with pytest.raises(StageSilentError):
+            watched.station.call("lookup", 2)
+    (_, response) = watched.serve.calls[-1]
+    assert len(watched.serve.calls) == 2, "one copy, and no call"
+    assert response.args == (2,)
+    assert response._trip is not None
+    assert response._trip.only == "replica-0"
+    response.choose("replica-0")
+    response.put("rows")
+    await settle()
+    assert watched.breakers.open == []
+    await watched.clock.advance(1.0)
+
+
+async def test_a_copy_that_is_not_answered_is_given_up_at_the_limit() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("append")
+    await watched.clock.advance(0.6)
+    with pytest.raises(StageSilentError):
+        watched.station.call("lookup")
+    watched.serve.last.choose("replica-0")
+    await watched.clock.advance(0.3)
+    await settle()
+    assert watched.serve.last.was_stopped
+    assert watched.breakers.open == ["replica-0"]

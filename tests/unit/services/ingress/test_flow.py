@@ -350,7 +350,7 @@ async def test_calls_that_started_are_cancelled_when_another_cannot_even_be_made
     class Broken:
         name = "speculative"
 
-        def call(self, method: str, *args: object, payload_bytes: int | None = None) -> Any:
+        def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> Any:
             raise StageUnavailableError("no handle", stage="speculative")
 
     mesh.services["sequence"].always("encode", HANG)

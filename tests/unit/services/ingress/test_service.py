@@ -51,7 +51,7 @@ class BrokenHandle:
 
     name = "speculative"
 
-    def call(self, method: str, *args: object, payload_bytes: int | None = None) -> Any:
+    def call(self, method: str, *args: object, payload_bytes: int | None = None, needed: bool = False) -> Any:
         raise RuntimeError("the router has been shut down")
 
 
