@@ -194,6 +194,9 @@ class RankGate(Gate):
         self._check_start(1.0)
         if easiest is not None:
             self._check_wait(*easiest, lambda total: self._shares.may_own(tenant, easiest[0], total))
+            self._check_share(
+                tenant or "this caller", *easiest, lambda total: self._shares.tenant_has_room(tenant, easiest[0], total)
+            )
 
     @contextmanager
     def admit(self, ask: Ask) -> Iterator[Place]:
@@ -208,7 +211,10 @@ class RankGate(Gate):
         super().check()
         self._check_start(work)
         predicted_share = self._check_wait(work, budget_s, lambda total: self._shares.owns(caller, work, total))
-        self._check_share(caller, work, budget_s)
+        self._check_share(
+            f"{caller.tenant or 'this caller'} on {caller.surface}", work, budget_s,
+            lambda total: self._shares.has_room(caller, work, total),
+        )  # fmt: skip
         self._shares.begin(caller, work)
         place = Place(self.capacity, work)
         self._step(1)
@@ -268,7 +274,7 @@ class RankGate(Gate):
             )  # fmt: skip
         return wait_s / usable_s
 
-    def _check_share(self, caller: Caller, work: float, budget_s: float) -> None:
+    def _check_share(self, who: str, work: float, budget_s: float, has_room: Callable[[float], bool]) -> None:
         rate = self._rate
         if rate is None:
             return
@@ -278,10 +284,10 @@ class RankGate(Gate):
         in_time = max(self.capacity.share * self._in_queue_s(budget_s) * rate, self._config.in_flight_min * each)
         total = min(in_time, self._max * each)
         is_contended = would_be > self._config.contended_share * total
-        if is_contended and self.num_working and not self._shares.has_room(caller, work, total):
+        if is_contended and self.num_working and not has_room(total):
             self._shed(
-                f"{caller.tenant or 'this caller'} on {caller.surface} has its share of the {total:.0f} requests that "
-                "can be answered in time", round(total), round(self.capacity.in_flight_work),
+                f"{who} has its share of the {total:.0f} requests that can be answered in time",
+                round(total), round(self.capacity.in_flight_work),
             )  # fmt: skip
 
 

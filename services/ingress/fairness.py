@@ -115,15 +115,17 @@ class Shares:
         Who has nothing in flight has room for one request, however little of ``total`` many others leave to each.
         """
         of_tenant, of_surface = self._of(caller)
-        left = total
-        if len(self._held) > 1:
-            tenants = {name: (tenant.all, self._tenant_weight(name)) for name, tenant in self._held.items()}
-            left -= self._kept(tenants, caller.tenant, total)
-            if not _fits(of_tenant, work, left):
-                return False
+        left = self._left_to_tenant(caller.tenant, total)
+        if len(self._held) > 1 and not _fits(of_tenant, work, left):
+            return False
         own = self._held[caller.tenant].surfaces
         surfaces = {name: (holding, self._weights.get(name, 1.0)) for name, holding in own.items()}
         return _fits(of_surface, work, left - self._kept(surfaces, caller.surface, left))
+
+    def tenant_has_room(self, tenant: str, work: float, total: float) -> bool:
+        """Return whether the same is true of the tenant, before its surface is known."""
+        name = tenant if tenant in self._held else _OTHERS
+        return len(self._held) <= 1 or _fits(self._held[name].all, work, self._left_to_tenant(name, total))
 
     def owns(self, caller: Caller, work: float, total: float) -> bool:
         """Return whether this much more is of a caller's own share of ``total``, whatever others have in flight."""
@@ -134,6 +136,12 @@ class Shares:
         """Return the same where the surface is not known yet: whether it is true of one that the tenant has had."""
         name = tenant if tenant in self._held else _OTHERS
         return any(work <= left for left in self._left_to_surfaces(name, work, total).values())
+
+    def _left_to_tenant(self, tenant: str, total: float) -> float:
+        if len(self._held) <= 1:
+            return total
+        tenants = {name: (held.all, self._tenant_weight(name)) for name, held in self._held.items()}
+        return total - self._kept(tenants, tenant, total)
 
     def _left_to_surfaces(self, tenant: str, work: float, total: float) -> dict[str, float]:
         """Return what a tenant's surfaces, or one that is new, have left of their own shares of ``total``."""

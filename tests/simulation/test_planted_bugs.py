@@ -83,7 +83,7 @@ def queue_without_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RankGate, "check", lambda self: None)
     patch.setattr(RankGate, "_check_start", lambda self, work: None)
     patch.setattr(RankGate, "_check_wait", lambda self, work, budget_s, owns: 0.0)
-    patch.setattr(RankGate, "_check_share", lambda self, caller, work, budget_s: None)
+    patch.setattr(RankGate, "_check_share", lambda self, who, work, budget_s, has_room: None)
 
 
 PLANTS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {

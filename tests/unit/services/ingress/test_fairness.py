@@ -44,6 +44,22 @@ def test_who_wants_little_gets_it_on_rough_cores_as_well(loud: Caller, quiet: li
     assert outcome.of_caller["feed"] >= 0.6 * 30 * 19 / 1.13
 
 
+def test_a_loud_tenant_is_refused_before_its_bodies_are_read() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock)
+    simulate(gate, clock, poisson(60, 0, 10, 1))
+    clock.set(clock.monotonic_s() + 10.0)  # whoever that was is gone
+    gate._shares.ask(Caller("quiet", "feed"), 6.0)
+    with ExitStack() as held:
+        with suppress(OverloadedError):
+            while True:
+                held.enter_context(gate.admit(ask(caller=Caller("loud", "feed"))))
+        with pytest.raises(OverloadedError, match="loud has its share"):
+            gate.check("loud")
+        gate.check("quiet")
+        held.enter_context(gate.admit(ask(caller=Caller("quiet", "feed"))))
+
+
 def test_who_has_less_than_its_share_may_wait_in_a_queue_that_stands() -> None:
     clock = HandClock()
     gate = rank_gate(clock)
