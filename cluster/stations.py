@@ -24,6 +24,7 @@ from cluster.control import published_order
 from cluster.names import station_configs, station_name
 from cluster.peer_cache import open_on_node
 from cluster.priority import quiet_threads, quietly, serve_at
+from cluster.replica_log import replica_log
 from cluster.scaling.device import NvmlSampler, SmActivity
 from cluster.scaling.load import Activity, LoadReporter
 from services.ingress.serving import ServingOrder
@@ -143,7 +144,8 @@ class Station:
         self._activity = gpu_activity(place.config)
         self._reporter: LoadReporter | None = None
         settings = load_settings()
-        self.logger = JsonLogger(level=cast(Level, settings.log_level), clock=self.clock).bind(mesh=place.config.name)
+        logger = JsonLogger(cast(Level, settings.log_level), replica_log(), self.clock)
+        self.logger = logger.bind(mesh=place.config.name)
         if threads is not None:
             import torch
 
