@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ NICENESS_MIN = -20
 
 
 AUTOGROUP = Path("/proc/self/autogroup")
+"""Reads like ``/autogroup-12 nice 0``; takes a number."""
 
 
 def own_session() -> None:
@@ -31,16 +33,33 @@ def own_session() -> None:
 
 @contextmanager
 def ahead_of_the_mesh() -> Iterator[None]:
-    """Give this thread a higher priority than the mesh has, where it may: clients are on other machines.
+    """Give this thread, and its session, a higher priority than the mesh has, where it may: clients are elsewhere.
 
-    On two busy cores a client of the mesh's own priority was up to 6 s late while replicas started.
+    On two busy cores a client of the mesh's own priority was up to 6 s late while replicas started, and one whose
+    session was no more than the mesh's up to 12 s late while all those of a node did.
     """
     before = own_niceness()
     raised = can_raise()
     if raised:
         set_niceness(max(before - CLIENT_AHEAD, NICENESS_MIN))
     try:
-        yield
+        with _session_ahead():
+            yield
     finally:
         if raised:
             set_niceness(before)
+
+
+@contextmanager
+def _session_ahead() -> Iterator[None]:
+    """Put the session of this process ahead of all others, where it may, and back afterwards."""
+    before: str | None = None
+    with suppress(OSError):  # as in own_session
+        if (told := re.search(r"nice (-?\d+)", AUTOGROUP.read_text(encoding="ascii"))) is not None:
+            AUTOGROUP.write_text(str(NICENESS_MIN), encoding="ascii")
+            before = told[1]
+    try:
+        yield
+    finally:
+        if before is not None:
+            AUTOGROUP.write_text(before, encoding="ascii")

@@ -378,7 +378,8 @@ class MeshConfig(Config):
         edges: Transport by ``<station>.<method>``, over the defaults ``EDGES``.
         niceness: Priority by kind of station, over the defaults ``NICENESS``; 0 is the mesh's own.
         idle_class: Whether stations whose niceness is not 0 are in the kernel's idle class (SCHED_IDLE). ``auto``:
-            where the mesh's processes are scheduled among themselves only (``cluster.priority``). ``never``: nowhere.
+            where the mesh's processes are scheduled among themselves only (``cluster.priority``), and there is one Ray
+            node on this machine. ``never``: nowhere.
         execution: Kernels and dtype of every station that runs the network; one dtype, so that they fit together.
         updates: How new weights reach the running mesh.
         ray: The runtime.

@@ -174,7 +174,8 @@ class Owner:
 
         plans, search = (str(self._request.var_dir.absolute() / name) for name in ("plans", "search"))
         niceness = own_niceness() if can_raise() else None
-        idle = self._config.idle_class == "auto" and is_scheduled_apart()
+        # Of several nodes on this machine, one that is replaced starts Ray's own processes beside those that serve.
+        idle = self._config.idle_class == "auto" and self._config.ray.num_nodes == 1 and is_scheduled_apart()
         place = Place(self._config, version, weights_url, store, plans, search, niceness, idle)
         self._node.run(place, progress)
 
