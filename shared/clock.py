@@ -120,6 +120,10 @@ class LoopClock:
         self._loop = loop
         self._epoch_s = epoch_s + skew_s
 
+    def jump(self, by_s: float) -> None:
+        """Set the wall clock ahead, or back; the monotonic one does not notice."""
+        self._epoch_s += by_s
+
     def now_s(self) -> float:
         """Return the wall clock, seconds since the epoch."""
         return self._epoch_s + self._loop.time()

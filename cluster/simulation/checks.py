@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cluster.simulation.mesh import FIRST, SECOND, Outcome, Report
-from cluster.simulation.numbers import COLD, value_of
+from cluster.simulation.numbers import COLD, part, value_of
 from cluster.simulation.stations import RANKING_QUEUE_MAX
 from cluster.simulation.world import NUM_SHARDS
 from shared.errors import DeadlineExceededError, OverloadedError, StageUnavailableError, VersionMismatchError
@@ -89,33 +89,49 @@ def _wrong(outcome: Outcome, body: dict[str, Any], report: Report) -> Iterator[s
         yield f"weights {version}, which nobody rolled out"
     if version == FIRST and report.switched_s is not None and ask.at_s > report.switched_s:
         yield f"weights {FIRST} for a request that came after every ingress replica had taken {SECOND}"
-    if not _is_explained(body, ask.user, rows, version):
+    lengths = _lengths(outcome, body, report)
+    if not _is_explained(body, ask.user, lengths, rows, version):
         yield f"values that nothing explains: {[(row['id'], row['value']) for row in rows]}, marks {body['reasons']}"
-    if body["history_length"] != ask.user and not _is_marked(body, "sequence"):
-        yield f"a history of {body['history_length']} events, the user has {ask.user}, and no mark"
+    if body["history_length"] not in lengths:
+        yield f"a history of {body['history_length']} events, not of {sorted(lengths)}, marks {body['reasons']}"
+    if ask.at_s > report.forgotten_s.get(ask.user, math.inf) and any(row["speculative"] != "none" for row in rows):
+        yield "an embedding of a user who was forgotten before"
+
+
+def _lengths(outcome: Outcome, body: dict[str, Any], report: Report) -> set[int]:
+    """Return how many events the state of an answer may be made of; each user has as many as his number."""
+    user = outcome.ask.user
+    if _is_marked(body, "sequence"):  # after a deletion too another replica keeps what it read: docs/history.md
+        return {0, user}
+    begun_s, done_s = (each.get(user, math.inf) for each in (report.forgetting_s, report.forgotten_s))
+    if outcome.ask.at_s > done_s:
+        return {0}
+    return {user} if outcome.ended_s is not None and outcome.ended_s < begun_s else {0, user}
 
 
 def _is_marked(body: dict[str, Any], station: str) -> bool:
     return station in body["degraded"]
 
 
-def _is_explained(body: dict[str, Any], user: int, rows: list[dict[str, Any]], version: str) -> bool:
+def _is_explained(body: dict[str, Any], user: int, lengths: set[int], rows: list[dict[str, Any]], version: str) -> bool:
     """Return whether the values are those of this user, version and candidates, but for inputs that are marked."""
-    users = [user, COLD] if _is_marked(body, "sequence") else [user]
+    states = [(user, length) for length in lengths]
+    if _is_marked(body, "sequence"):
+        states.append((COLD, 0))
     unsure = [shard for shard in range(NUM_SHARDS) if _is_marked(body, f"embedding:{shard}")]
     sure = [shard for shard in range(NUM_SHARDS) if shard not in unsure]
-    for whose, number in itertools.product(users, range(len(unsure) + 1)):
+    for state, number in itertools.product(states, range(len(unsure) + 1)):
         for some in itertools.combinations(unsure, number):
             shards = [*sure, *some]
-            if all(row["value"] == _expected(version, user, whose, row, shards) for row in rows):
+            if all(row["value"] == _expected(version, user, state, row, shards) for row in rows):
                 return True
     return False
 
 
-def _expected(version: str, user: int, whose: int, row: dict[str, Any], shards: list[int]) -> int:
-    value = value_of(version, whose, row["id"], shards, False)
+def _expected(version: str, user: int, state: tuple[int, int], row: dict[str, Any], shards: list[int]) -> int:
+    value = value_of(version, *state, row["id"], shards)
     if row["speculative"] == "exact":  # of this user, whatever became of the state
-        value += value_of(version, user, row["id"], [], True) - value_of(version, user, row["id"], [], False)
+        value += part(version, "spec", user, row["id"])
     return value
 
 

@@ -13,7 +13,19 @@ from cluster.simulation import stations
 from cluster.simulation.loop import LoopExecutor, SimulatedLoop, StuckError, run_simulated
 from cluster.simulation.network import CallRecord, Network, Replica, SimulatedHandle, Station
 from cluster.simulation.stores import SimulatedStore, SimulatedUserLog
-from cluster.simulation.world import END_S, NUM_INGRESS, NUM_SHARDS, STATIONS, TIERS, USERS, Append, Ask, Fault, World
+from cluster.simulation.world import (
+    END_S,
+    NUM_INGRESS,
+    NUM_SHARDS,
+    STATIONS,
+    TIERS,
+    USERS,
+    Append,
+    Ask,
+    Fault,
+    Forget,
+    World,
+)
 from models.config import RankerConfig
 from services.ingress.config import IngressConfig, PrecomputeConfig, StageBudgets, TierConfig
 from services.ingress.directory import DeploymentStatus, StoreStatus
@@ -95,6 +107,8 @@ class Report:
         peaks: Of the bounded things.
         switched_s: When every ingress replica had taken the second version, None when that did not come.
         finished_s: When the first version was let go of everywhere.
+        forgetting_s: User -> when a deletion began.
+        forgotten_s: User -> when it was acknowledged.
         acknowledged: Events that a client was told are kept.
         stored: Events in the log at the end.
         lost_buffers: Whether a replica of sequence ended, whose buffer may go with it.
@@ -110,6 +124,8 @@ class Report:
     peaks: Peaks = field(default_factory=Peaks)
     switched_s: float | None = None
     finished_s: float | None = None
+    forgetting_s: dict[int, float] = field(default_factory=dict)
+    forgotten_s: dict[int, float] = field(default_factory=dict)
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
     stored: dict[int, int] = field(default_factory=dict)
     lost_buffers: bool = False
@@ -144,6 +160,7 @@ class SimulatedMesh:
         self.report.calls = self.network.calls
         self.store = SimulatedStore(self.network)
         self.stamps: tuple[str, ...] = (FIRST,)
+        self.clocks: dict[str, LoopClock] = {}
         self.stations = {name: Station(name, self._builder(name)) for name in STATIONS}
         for station in self.stations.values():
             for _ in range(world.num_replicas):
@@ -152,8 +169,10 @@ class SimulatedMesh:
 
     # --- building -------------------------------------------------------------------------------------------------
 
-    def _clock(self) -> LoopClock:
-        return LoopClock(self.loop, EPOCH_S, self._rng.uniform(-SKEW_S_MAX, SKEW_S_MAX))
+    def _clock(self, replica: str) -> LoopClock:
+        clock = LoopClock(self.loop, EPOCH_S, self._rng.uniform(-SKEW_S_MAX, SKEW_S_MAX))
+        self.clocks[replica] = clock
+        return clock
 
     def _builder(self, name: str) -> Any:
         kind, _, which = name.partition(":")
@@ -162,7 +181,7 @@ class SimulatedMesh:
             return LoopExecutor(self.loop, lambda: self._rng.random() * self.world.work_s)
 
         def build(replica: str) -> Any:
-            clock, stamps = self._clock(), self.stamps
+            clock, stamps = self._clock(replica), self.stamps
             if kind == "preprocess":
                 return stations.PreprocessStation(replica, clock, stamps)
             if kind == "embedding":
@@ -178,7 +197,7 @@ class SimulatedMesh:
         return build
 
     def _ingress(self, replica: str) -> IngressService:
-        clock = self._clock()
+        clock = self._clock(replica)
         config = self.config
         breakers = {name: Breakers(name, config.breaker, clock, config.limit_ms(name) / 1e3) for name in self.stations}
         handles = {
@@ -212,6 +231,7 @@ class SimulatedMesh:
         await self._load()
         start = [self._spawn(f"fault {number}", self._fail(each)) for number, each in enumerate(self.world.faults)]
         start += [self._spawn(f"append {number}", self._append(each)) for number, each in enumerate(self.world.appends)]
+        start += [self._spawn(f"forget {number}", self._forget(each)) for number, each in enumerate(self.world.forgets)]
         asks = [self._spawn(f"ask {number}", self._ask(each)) for number, each in enumerate(self.world.asks)]
         if self.world.rollout_at_s is not None:
             start.append(self._spawn("rollout", self._roll_out(self.world.rollout_at_s)))
@@ -284,6 +304,15 @@ class SimulatedMesh:
         if result["appended"] or result["buffered"]:
             self.report.acknowledged.add((append.user, append.event))
 
+    async def _forget(self, forget: Forget) -> None:
+        await self.network.wait_s(forget.at_s)
+        self.report.forgetting_s[forget.user] = self.loop.time()
+        try:
+            await self.ingresses[forget.ingress].forget(forget.user)
+        except RankMeshError:
+            return
+        self.report.forgotten_s[forget.user] = self.loop.time()
+
     # --- faults ---------------------------------------------------------------------------------------------------
 
     async def _fail(self, fault: Fault) -> None:
@@ -294,12 +323,27 @@ class SimulatedMesh:
             self.store.is_silent = True
         elif fault.kind == "store_slow":
             self.store.slow_s = fault.slow_s
+        elif fault.kind == "far":
+            self.network.longer_s[fault.station] = fault.slow_s
+            await self.network.wait_s(fault.duration_s)
+            self.network.longer_s.pop(fault.station, None)
+            return
+        elif fault.kind == "clock":
+            await self._jump(fault)
+            return
         else:
             await self._fail_replica(fault)
             return
         await self.network.wait_s(fault.duration_s)
         self.store.is_down = self.store.is_silent = False
         self.store.slow_s = 0.0
+
+    async def _jump(self, fault: Fault) -> None:
+        names = [name for name in self.clocks if name.startswith(fault.station)]
+        clock = self.clocks[names[fault.replica % len(names)]]
+        clock.jump(fault.skew_s)
+        await self.network.wait_s(fault.duration_s)
+        clock.jump(-fault.skew_s)
 
     async def _fail_replica(self, fault: Fault) -> None:
         station = self.stations[fault.station]

@@ -2,7 +2,7 @@
 
 A call takes its arguments from the calls that they stand for, travels, waits for a replica, runs there, and its answer
 travels back. On the way it may be slow, its replica may die (the caller is told) or fall silent (nobody is told), its
-answer or its cancellation may be lost.
+answer or its cancellation may be lost, it may arrive twice, or all ways to a station may be long for a while.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from cluster.simulation.loop import SimulatedLoop
@@ -34,6 +34,7 @@ class WireConfig:
         delay_s_max: Longest way of a message in quiet times.
         lost_share: Share of the answers that are lost.
         lost_cancel_share: Share of the cancellations that are lost.
+        doubled_share: Share of the calls that arrive twice; the second time later, for nobody.
         ongoing_max: Calls that a replica works on.
         queued_max: Calls that wait for a replica in one caller.
     """
@@ -41,6 +42,7 @@ class WireConfig:
     delay_s_max: float = 0.002
     lost_share: float = 0.0
     lost_cancel_share: float = 0.0
+    doubled_share: float = 0.0
     ongoing_max: int = 16
     queued_max: int = 32
 
@@ -150,6 +152,9 @@ class Network:
         loop: Time.
         rng: Draws delays, losses and choices of replicas.
         config: How calls travel.
+
+    Attributes:
+        longer_s: Station -> what each way to or from it takes beside the usual, seconds.
     """
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, config: WireConfig) -> None:
@@ -158,10 +163,18 @@ class Network:
         self.config = config
         self.calls: list[CallRecord] = []
         self.queued_most = 0
+        self.longer_s: dict[str, float] = {}
+        self._doubles: set[asyncio.Task[None]] = set()
 
-    async def travel(self) -> None:
-        """Wait for as long as one message takes."""
-        await self.wait_s(self.rng.random() * self.config.delay_s_max)
+    async def travel(self, station: str = "") -> None:
+        """Wait for as long as one message takes to or from a station."""
+        await self.wait_s(self.rng.random() * self.config.delay_s_max + self.longer_s.get(station, 0.0))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something arrive that nobody waits for."""
+        task = self.loop.create_task(work, name="again")
+        self._doubles.add(task)
+        task.add_done_callback(self._doubles.discard)
 
     async def wait_s(self, duration_s: float) -> None:
         """Wait."""
@@ -243,12 +256,14 @@ class SimulatedHandle:
     async def _run(self, record: CallRecord, trip: Trip, args: tuple[object, ...]) -> object:
         network = self._network
         values = [await arg if isinstance(arg, LocalCall) else arg for arg in args]
-        await network.travel()
+        await network.travel(self.name)
         replica = await self._find_replica(_key(record, args), trip.only)
         trip.sent_to(replica.name)
         work = network.loop.create_task(self._serve(record, replica, values))
         replica.running[work] = None
         work.add_done_callback(lambda done: replica.running.pop(done, None))
+        if network.config.doubled_share and network.rng.random() < network.config.doubled_share:
+            network.later(self._again(record, replica, values))
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError:
@@ -261,7 +276,7 @@ class SimulatedHandle:
             raise StageUnavailableError(f"{replica.name} died under the call", stage=self.name)
         if network.rng.random() < network.config.lost_share:
             await network.lose()
-        await network.travel()
+        await network.travel(self.name)
         trip.answered()
         return _result(work)
 
@@ -298,6 +313,19 @@ class SimulatedHandle:
         usable = self._breakers.usable(names) if only is None else [name for name in names if name == only]
         ongoing_max = self._network.config.ongoing_max
         return [by_name[name] for name in usable if len(by_name[name].running) < ongoing_max]
+
+    async def _again(self, record: CallRecord, replica: Replica, values: list[object]) -> None:
+        """Let a call arrive once more, among later ones; nobody waits for it, nor can end it."""
+        network = self._network
+        second = replace(record, asker="", is_excused=True)
+        network.calls.append(second)
+        await network.wait_s(network.rng.random() * 5 * network.config.delay_s_max)
+        work = network.loop.create_task(self._serve(second, replica, values))
+        replica.running[work] = None
+        await asyncio.wait({work})
+        replica.running.pop(work, None)
+        if not work.cancelled():
+            work.exception()  # nobody else asks
 
     def _send_cancel(self, record: CallRecord, replica: Replica, work: asyncio.Task[Any]) -> None:
         network = self._network

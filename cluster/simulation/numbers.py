@@ -38,18 +38,17 @@ def part(version: str, name: str, *ids: int) -> int:
     return zlib.crc32(f"{version}/{name}/{ids}".encode()) & 4_095
 
 
-def value_of(version: str, user: int, key: int, shards: Sequence[int], is_speculative: bool) -> int:
+def value_of(version: str, user: int, length: int, key: int, shards: Sequence[int]) -> int:
     """Return what a candidate is worth, from the outside.
 
     Args:
         version: Weights.
         user: Whose state went into it, ``COLD`` for none.
+        length: Events that the state was made of.
         key: The candidate.
         shards: Whose rows went into it.
-        is_speculative: Whether its speculative embedding did.
     """
-    total = part(version, "user", user, key) + sum(part(version, "row", shard, key) for shard in shards)
-    return total + (part(version, "spec", user, key) if is_speculative else 0)
+    return part(version, "user", user, length, key) + sum(part(version, "row", shard, key) for shard in shards)
 
 
 class KnownExtractor:
@@ -92,15 +91,17 @@ class KnownRows:
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """What a replica keeps of a user between requests: whose it is, and of which weights.
+    """What a replica keeps of a user between requests: whose it is, of which weights, and of what it was made.
 
     Args:
         version: Number of the weights version.
         user: The user.
+        length: Events.
     """
 
     version: int
     user: int
+    length: int
 
     num_bytes: ClassVar[int] = 1_000
 
@@ -121,10 +122,15 @@ class KnownEncoder:
     def encode_from(
         self, known: KnownHistory | None, history: UserHistory, user: int, surface: str, as_of_s: int
     ) -> EncodedRequest:
-        """Return numbers of user and version, of what is kept where something is: a wrong one would show."""
-        made = known or KnownHistory(self._version, user)
-        tensors = {"user": np.array([made.user], np.float32), "version": np.array([made.version], np.float32)}
-        return EncodedRequest(tensors, cast(EncodedHistory, made), 0 if known else len(history), 0)
+        """Return numbers of user, version and history, of what is kept where it is of this length.
+
+        A wrong one would show.
+        """
+        length = len(history)
+        made = known if known is not None and known.length == length else KnownHistory(self._version, user, length)
+        numbers = {"user": made.user, "version": made.version, "length": made.length}
+        tensors = {name: np.array([number], np.float32) for name, number in numbers.items()}
+        return EncodedRequest(tensors, cast(EncodedHistory, made), 0 if made is known else length, 0)
 
 
 class KnownRanker:
@@ -151,10 +157,11 @@ class KnownRanker:
     ) -> RankedList:
         """Order the candidates by their sums, ties by key."""
         keys = features.candidate_keys
-        user, version = COLD, self._version
+        user, version, length = COLD, self._version, 0
         if state is not None:
             user, version = int(state.tensors["user"][0]), f"v{int(state.tensors['version'][0])}"
-        values = np.array([part(version, "user", user, key) for key in keys.tolist()], np.float32)
+            length = int(state.tensors["length"][0])
+        values = np.array([part(version, "user", user, length, key) for key in keys.tolist()], np.float32)
         for each in rows:
             if each is not None:
                 values += each.rows["item"][:, 0]

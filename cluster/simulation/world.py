@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias, TypeVar
 
 from cluster.simulation.network import WireConfig
 
-FaultKind: TypeAlias = Literal["kill", "silent", "slow", "failing", "store_down", "store_silent", "store_slow"]
+FaultKind: TypeAlias = Literal[
+    "kill", "silent", "slow", "failing", "far", "clock", "store_down", "store_silent", "store_slow"
+]
 
 ItemT = TypeVar("ItemT")
 
@@ -25,6 +27,9 @@ STATIONS = (
 )
 USERS = 6
 KEYS = 24
+JUMP_S = 20.0
+"""Clocks jump by less than a deletion holds off embeddings of requests that were under way (``forget_margin_s``)."""
+
 END_S = 2.0
 """Requests arrive and faults begin before this time; half a second later all faults are over."""
 
@@ -68,16 +73,33 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """One user who is deleted.
+
+    Args:
+        at_s: When.
+        ingress: Which ingress replica is asked.
+        user: Who: one of those who rank.
+    """
+
+    at_s: float
+    ingress: int
+    user: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that goes wrong for a while.
 
     Args:
         at_s: When.
-        kind: What; ``failing``: every replica of the station answers every call with an error.
+        kind: What; ``failing``: every replica of the station answers every call with an error; ``far``: every way to
+            and from the station is longer; ``clock``: the wall clock of a replica jumps, and back.
         station: Whose replica; "" for the store.
         replica: Which of its replicas.
         duration_s: How long; of a killed replica, until its successor is there.
-        slow_s: How much longer every call takes.
+        slow_s: How much longer every call, or way, takes.
+        skew_s: By how far a clock jumps.
     """
 
     at_s: float
@@ -86,6 +108,7 @@ class Fault:
     replica: int = 0
     duration_s: float = 0.3
     slow_s: float = 0.0
+    skew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +124,7 @@ class World:
         appends: Events.
         faults: What goes wrong.
         rollout_at_s: When another weights version is rolled out; None: it is not.
+        forgets: Users who are deleted.
     """
 
     seed: int
@@ -111,11 +135,14 @@ class World:
     appends: tuple[Append, ...] = ()
     faults: tuple[Fault, ...] = ()
     rollout_at_s: float | None = None
+    forgets: tuple[Forget, ...] = ()
 
     def smaller(self) -> list[World]:
         """Return the worlds with one thing less, the largest cuts first."""
         worlds = [replace(self, faults=()), replace(self, rollout_at_s=None), replace(self, appends=())]
+        worlds.append(replace(self, forgets=()))
         worlds.append(replace(self, wire=replace(self.wire, lost_share=0.0, lost_cancel_share=0.0)))
+        worlds.append(replace(self, wire=replace(self.wire, doubled_share=0.0)))
         worlds += [replace(self, asks=asks) for asks in _cuts(self.asks)]
         worlds += [replace(self, faults=faults) for faults in _cuts(self.faults)]
         worlds += [replace(self, appends=appends) for appends in _cuts(self.appends)]
@@ -142,7 +169,7 @@ def draw_world(seed: int) -> World:
     kinds: list[FaultKind] = ["kill", "silent", "slow", "failing", "store_down", "store_silent", "store_slow"]
     allowed = [kind for kind in kinds if rng.random() < 0.5]
     num_faults = rng.randint(0, 5) if allowed else 0
-    return World(
+    world = World(
         seed=seed,
         wire=wire,
         num_replicas=rng.choice([1, 2, 2, 3]),
@@ -155,23 +182,51 @@ def draw_world(seed: int) -> World:
         faults=tuple(_draw_fault(rng, rng.choice(allowed)) for _ in range(num_faults)),
         rollout_at_s=rng.uniform(0.1, 1.2) if rng.random() < 0.5 else None,
     )
+    return _with_rarer(world)
+
+
+def _with_rarer(world: World) -> World:
+    """Add rarer trouble, drawn by itself."""
+    rng = random.Random(-1 - world.seed)
+    faults, asks = list(world.faults), list(world.asks)
+    forgets: tuple[Forget, ...] = ()
+    if rng.random() < 0.15:
+        faults.append(replace(_draw_fault(rng, "far"), slow_s=rng.choice([0.005, 0.03, 0.1])))
+    if rng.random() < 0.15:
+        station = rng.choice(["ingress", "speculative", "sequence"])
+        faults.append(replace(_draw_fault(rng, "clock"), station=station, skew_s=rng.choice([-JUMP_S, JUMP_S])))
+    doubled_share = 0.1 if rng.random() < 0.1 else 0.0
+    if rng.random() < 0.2:
+        forgets = (Forget(rng.uniform(0, END_S), rng.randrange(NUM_INGRESS), rng.randrange(1, USERS)),)
+    if rng.random() < 0.07:  # a whole station, for long enough that it is left out
+        silent = replace(_draw_fault(rng, "silent"), at_s=rng.uniform(0.2, 1.0), duration_s=1.0)
+        faults += [replace(silent, replica=replica) for replica in range(world.num_replicas)]
+        asks += [_draw_ask(rng, silent.at_s - 0.2 + 0.02 * number) for number in range(24)]
+    return replace(
+        world,
+        wire=replace(world.wire, doubled_share=doubled_share),
+        asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
+        faults=tuple(faults),
+        forgets=forgets,
+    )
+
+
+def _draw_ask(rng: random.Random, at_s: float) -> Ask:
+    return Ask(
+        at_s=at_s,
+        ingress=rng.randrange(NUM_INGRESS),
+        user=rng.randrange(USERS),
+        candidates=tuple(rng.sample(range(KEYS), rng.randint(1, 6))),
+        deadline_ms=rng.choice([50, 120, 400, 1_000]),
+        patience_s=rng.uniform(0, 0.1) if rng.random() < 0.1 else None,
+    )
 
 
 def _draw_asks(rng: random.Random, has_burst: bool) -> list[Ask]:
-    def draw(at_s: float) -> Ask:
-        return Ask(
-            at_s=at_s,
-            ingress=rng.randrange(NUM_INGRESS),
-            user=rng.randrange(USERS),
-            candidates=tuple(rng.sample(range(KEYS), rng.randint(1, 6))),
-            deadline_ms=rng.choice([50, 120, 400, 1_000]),
-            patience_s=rng.uniform(0, 0.1) if rng.random() < 0.1 else None,
-        )
-
-    asks = [draw(rng.uniform(0, END_S)) for _ in range(rng.randint(3, 12))]
+    asks = [_draw_ask(rng, rng.uniform(0, END_S)) for _ in range(rng.randint(3, 12))]
     if has_burst:
         at_s = rng.uniform(0, END_S)
-        asks += [draw(at_s + rng.uniform(0, 0.005)) for _ in range(rng.choice([8, 20]))]
+        asks += [_draw_ask(rng, at_s + rng.uniform(0, 0.005)) for _ in range(rng.choice([8, 20]))]
     return asks
 
 

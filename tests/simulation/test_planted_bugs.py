@@ -1,4 +1,4 @@
-"""Five bugs, planted one at a time into production code: the simulator finds each."""
+"""Some bugs, planted one at a time into production code: the simulator finds each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from services.ingress.admission import Gate, RankGate
 from services.ingress.leg import Leg
 from services.speculative.store import EmbeddingStore
 from services.worker import Worker
+from shared.breaker import Breakers
 from shared.hashing import EntityId, store_token
 
 SEEDS_MAX = 500
@@ -86,11 +87,34 @@ def queue_without_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RankGate, "_check_share", lambda self, who, work, budget_s, has_room: None)
 
 
+def outlive_their_user(patch: pytest.MonkeyPatch) -> None:
+    """Embeddings of a user who is deleted stay where they are."""
+
+    async def forget(self: EmbeddingStore, user: EntityId) -> bool:
+        return False
+
+    patch.setattr(EmbeddingStore, "forget", forget)
+
+
+def try_without_end(patch: pytest.MonkeyPatch) -> None:
+    """Every call is copied to a replica that is left out."""
+    try_silent = Breakers.try_silent
+
+    def try_again(self: Breakers, start: Callable[[str], Any]) -> None:
+        for known in self._open.values():
+            known.next_try_s = self.clock.monotonic_s()
+        try_silent(self, start)
+
+    patch.setattr(Breakers, "try_silent", try_again)
+
+
 PLANTS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
     "lost cancellation": (lose_cancellation, "went on until", (1, 2, 7, 10)),
     "crossed batch result": (cross_results, "values that nothing explains", (22, 29, 30, 58)),
     "stale version": (serve_stale, "values that nothing explains", (9, 19, 25, 28)),
     "retry storm": (storm_with_retries, "calls of", (2, 8, 17, 59)),
+    "embeddings outlive their user": (outlive_their_user, "forgotten before", (37, 41, 58, 201)),
+    "tries without end": (try_without_end, "is tried by", (186, 289, 314, 344)),
     "queue without bound": (queue_without_bound, "requests in flight, limit", (28, 31, 32, 41)),
 }
 """Bug -> how it is planted, the rule that it breaks, and seeds that have found it; others may, after a change."""

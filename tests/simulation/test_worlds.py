@@ -6,6 +6,7 @@ The long form is ``make sim``.
 from __future__ import annotations
 
 import asyncio
+from typing import get_args
 
 import pytest
 
@@ -14,7 +15,7 @@ from cluster.simulation.checks import check
 from cluster.simulation.loop import LoopExecutor, SimulatedLoop, StuckError, run_simulated
 from cluster.simulation.mesh import Report, simulate
 from cluster.simulation.network import WireConfig
-from cluster.simulation.world import Ask, World, draw_world
+from cluster.simulation.world import Ask, FaultKind, World, draw_world
 from shared.clock import LoopClock
 
 
@@ -54,6 +55,19 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     assert {"OverloadedError", "DeadlineExceededError"} <= errors
     assert len(marks) >= 3
     assert sum(not body["degraded"] for body in bodies) > len(bodies) / 2
+
+
+def test_every_kind_of_trouble_is_drawn() -> None:
+    worlds = [draw_world(seed) for seed in range(150)]
+    assert {fault.kind for world in worlds for fault in world.faults} == set(get_args(FaultKind))
+    assert {fault.station for world in worlds for fault in world.faults if fault.kind == "clock"} == {
+        "ingress", "sequence", "speculative",
+    }  # fmt: skip
+    for share in ("lost_share", "lost_cancel_share", "doubled_share"):
+        assert any(getattr(world.wire, share) for world in worlds), share
+    assert any(world.forgets and world.rollout_at_s is not None and world.faults for world in worlds)
+    silent = [[fault for fault in world.faults if fault.kind == "silent"] for world in worlds]
+    assert any(len({(fault.at_s, fault.station) for fault in faults}) < len(faults) for faults in silent)
 
 
 def test_time_jumps_and_a_loop_that_cannot_go_on_says_so() -> None:
@@ -103,7 +117,8 @@ def test_a_world_that_breaks_a_rule_is_made_smaller(monkeypatch: pytest.MonkeyPa
     world = next(world for seed in range(50) if broken(Report(world := draw_world(seed))))
     small = shrink(world)
     assert [ask.user for ask in small.asks] == [guilty]
-    assert (small.faults, small.appends, small.rollout_at_s) == ((), (), None)
+    assert (small.faults, small.appends, small.rollout_at_s, small.forgets) == ((), (), None, ())
+    assert (small.wire.lost_share, small.wire.lost_cancel_share, small.wire.doubled_share) == (0.0, 0.0, 0.0)
 
 
 def test_the_command_says_which_seed_and_how_to_repeat_it(
