@@ -41,7 +41,7 @@ _NO_ROUTE = (
 
 _NO_PATH = (
     """http-request return status 404 content-type application/json string '{"code":"not_found","message":"""
-    """"there is no such path","context":{}}' if { path,url_dec -m beg -i /-/ }"""
+    """"there is no such path","context":{}}' if { path,url_dec -m beg -i /-/ } or !{ path -m beg / }"""
 )
 
 _FROM_NO_ROUTE = "if { status 404 } { res.hdr(content-type) -m beg text/plain }"
@@ -62,8 +62,9 @@ _AT_THE_FRONT = (
     + "".join(rf"\n    http-request del-header {header}" for header in _OF_RAY)
     + rf"\n    {_NO_PATH}\n    {_NO_ROUTE.replace('http-request', 'http-response')} {_FROM_NO_ROUTE}|"
 )
-"""Ray's headers are for Ray. Ray's own paths ask for no token and are refused. A 404 that is not the API's, whose own
-are JSON, is of a proxy that knows no routes yet: clients ask again after a 503, and not after a 404."""
+"""Ray's headers are for Ray. Ray's own paths, which ask for no token, and what names no path are refused. A 404 that is
+not the API's, whose own are JSON, is of a proxy that knows no routes yet: clients ask again after a 503, and not after
+a 404."""
 
 _NO_ROUTES_YET = rf's|^\( *\)http-request return status 404 content-type text/plain lf-string "Path .*$|\1{_NO_ROUTE}|'
 """The same of HAProxy itself, from its start to the first word of Serve's controller."""

@@ -200,3 +200,12 @@ def test_what_ray_would_read_of_a_clients_headers_does_not_reach_it(front: str, 
     assert {name: value for name, value in Upstream.seen.items() if name not in ("host", "connection")} == {
         "x-mine": "a", "x-request-id": "made-here",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["OPTIONS *", "CONNECT mesh:80"])
+def test_what_names_no_path_is_not_told_to_come_back(front: str, line: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(front.rpartition(":")[2])), timeout=5) as client:
+        client.sendall(f"{line} HTTP/1.1\r\nHost: mesh:80\r\nConnection: close\r\n\r\n".encode())
+        head, _, content = b"".join(iter(lambda: client.recv(4_096), b"")).partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == b"404"
+    assert json.loads(content)["code"] == "not_found"
