@@ -48,6 +48,8 @@ def status_table(status: StatusBody, url: str, width: int) -> RenderableType:
         head.add_row("updates", Text(f"delta {status.updates.newest} is not served: {status.updates.reason}", "yellow"))
     if kernels := _kernels(status):
         head.add_row("kernels", kernels)
+    for name, replicas in status.silent.items():
+        head.add_row(name, Text(f"no answer from {', '.join(replicas)}: left out by {status.replica}", "bold yellow"))
     for station in status.deployments:
         if station.reason:
             head.add_row(station.name, Text(f"a replica does not start: {station.reason}", "bold red"))

@@ -36,6 +36,14 @@ def test_counters_need_a_wide_terminal() -> None:
     assert any("lookups 1,234" in line for line in lines(status_table(status_body(), URL, 120), 120))
 
 
+def test_who_answers_nobody_is_named() -> None:
+    quiet = "\n".join(lines(status_table(status_body(), URL, 120), 120))
+    assert "left out" not in quiet
+    body = status_body(silent={"sequence": ["rankmesh#sequence#ab12"]})
+    text = "\n".join(lines(status_table(body, URL, 120), 120))
+    assert "no answer from rankmesh#sequence#ab12: left out by " in text
+
+
 def replica(state: str) -> dict[str, Any]:
     return {"name": "ingress", "target": 1, "replicas": [{"id": "ingress#1", "state": state}]}
 
