@@ -40,7 +40,7 @@ from training.data import Dataset, load_dataset
 from training.evaluate import Predictions, fit_calibration
 from training.frontier import Frontier, draw_frontier, frontier_chart
 from training.outcomes import JoinConfig
-from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay
+from training.policy_value import doubly_robust, draw_log, inverse_propensity, replay, served_as
 from training.recalibration import RecalibrationConfig
 from training.routing import Floats, Slice, choose, cost_shares, fit_gain_model, slice_of
 
@@ -213,14 +213,17 @@ def _logs(found: Sequence[Seed], params: Mapping[str, Param], seed: int) -> list
         losses = each.test.losses()
         gains = each.model.gains(each.test.signals, each.test.surfaces)
         chosen = choose(gains, each.costs, each.model.price(LOG_SHARE))
-        truth = float(losses[np.arange(len(losses)), chosen].mean())
+        rows = np.arange(len(losses))
+        truth = float(losses[rows, chosen].mean())
         log = draw_log(losses, np.full(losses.shape[1], 1 / losses.shape[1]), seed)
         # Every tier makes the first pass: what its score expects of its loss, less what depth is predicted to gain.
-        predicted = _entropy(1 / (1 + np.exp(-each.test.logits[:, :1]))) - gains
+        said = _entropy(1 / (1 + np.exp(-each.test.logits[:, :1]))) - gains
+        chance = served_as(log, chosen)
+        robust = doubly_robust(log, chance, expected=said[rows, chosen], predicted=said[rows, log.served])
         for name, estimate in (
             ("replay_error", replay(log, chosen)),
-            ("ips_error", inverse_propensity(log, chosen)),
-            ("dr_error", doubly_robust(log, chosen, predicted)),
+            ("ips_error", inverse_propensity(log, chance)),
+            ("dr_error", robust),
         ):
             errors[name].append(abs(estimate.value - truth))
             spreads[name].append(estimate.error)
