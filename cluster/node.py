@@ -83,6 +83,10 @@ class Node:
             _temp_dir=str(self._runtime),
             **where,
         )
+        # It reads every process's log for drivers that show them, which this one does not, and keeps the files of dead
+        # replicas open, up to 200.
+        head: Any = ray._private.worker._global_node
+        head.kill_log_monitor()
         self._raylets.start()
         self._pulse.start()
 

@@ -443,15 +443,19 @@ class Ingress(Station):
         Raises:
             ConfigError: others could reach it without a token, or the file of tokens cannot be used.
         """
+        from cluster.doorstep import Doorstep
         from cluster.front_door import check_wide
         from services.ingress.auth import TokenFile
         from services.ingress.http import create_app
 
         http = self.place.config.http
         check_wide(http)
-        if http.tokens_file is None:
-            return create_app(self.service)
-        return create_app(self.service, TokenFile(http.tokens_file, self.clock, self.logger.bind(service="ingress")))
+        tokens = None
+        if http.tokens_file is not None:
+            tokens = TokenFile(http.tokens_file, self.clock, self.logger.bind(service="ingress"))
+        app = create_app(self.service, tokens)
+        Doorstep.take(app.state.first_look)
+        return app
 
 
 def open_ranker(place: Place, base: str, plans: Path | None, logger: JsonLogger) -> LiveSeries[CandidateRanker]:

@@ -15,9 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.ingress import body
 from services.ingress.auth import OPEN_PATHS, Tokens
 from services.ingress.directory import HealthBody
+from services.ingress.first_look import RANK_PATH, FirstLook, LookFirst
 from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
 from services.ingress.question import RankQuestion, Sender
+from services.ingress.refusal import refusal
 from services.ingress.service import IngressService
 from services.ingress.text import shown
 from shared.errors import InvalidRequestError, RankMeshError
@@ -38,8 +40,6 @@ PAGE_HEADERS = {
 }
 """Of the page and its parts: all of it is ours, none of it inline, and nobody may frame it."""
 
-_INT64 = 1 << 63
-
 
 def create_app(service: IngressService, tokens: Tokens | None = None) -> FastAPI:
     """Return the application that serves one ingress replica.
@@ -59,22 +59,21 @@ def create_app(service: IngressService, tokens: Tokens | None = None) -> FastAPI
     app.add_exception_handler(RankMeshError, _on_known_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_unknown_error)
-    if tokens is not None:
-        app.add_middleware(AskForToken, tokens=tokens, open_paths=frozenset((*OPEN_PATHS, *page)))
+    app.state.first_look = FirstLook(service.rank_gate, tokens, frozenset((*OPEN_PATHS, *page)))
     app.add_middleware(HeadAsGet)
+    app.add_middleware(LookFirst, look=app.state.first_look)
     return app
 
 
 def _add_rank(app: FastAPI, service: IngressService) -> None:
     async def rank(request: Request) -> Response:
         media, sender = body.response_type(request.headers), Sender.of(request.headers)
-        service.rank_gate.check(sender.tenant)  # before the body is read: a shed request must cost next to nothing
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
         question = RankQuestion.parse(content, media_in, service.config.limits, sender)
         answer = await _while_connected(request, service.answer(question, received_s))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 
-    app.add_api_route("/v1/rank", rank, methods=["POST"], response_class=Response)
+    app.add_api_route(RANK_PATH, rank, methods=["POST"], response_class=Response)
 
 
 def _add_events(app: FastAPI, service: IngressService) -> None:
@@ -194,23 +193,7 @@ def _error(status: int, code: str, message: str, headers: dict[str, str] | None 
 
 async def _on_known_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RankMeshError)  # registered for this class alone
-    return _refusal(error)
-
-
-def _refusal(error: RankMeshError) -> Response:
-    context = {
-        name: str(value)[:100] if isinstance(value, int) and not -_INT64 <= value < _INT64 else value
-        for name, value in error.context.items()
-    }
-    headers = {}
-    if error.http_status in (429, 503):
-        headers["Retry-After"] = str(max(1, round(float(error.context.get("retry_after_s") or 1))))
-    if error.http_status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="rankmesh"'
-    if error.context.get("field") == "content-encoding":
-        headers["Accept-Encoding"] = ", ".join(body.ENCODINGS)  # RFC 7694: what a client may send instead
-    content = orjson.dumps({"code": error.code, "message": error.message, "context": context})
-    return Response(content, error.http_status, headers, body.JSON)
+    return refusal(error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -249,28 +232,3 @@ class HeadAsGet:
             await send(message)
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
-
-
-class AskForToken:
-    """Lets a request through that carries a token, as its tenant's; everything but probes and the page asks for one.
-
-    Args:
-        app: What is asked for.
-        tokens: Who may call.
-        open_paths: Exact paths that ask for none.
-    """
-
-    def __init__(self, app: ASGIApp, tokens: Tokens, open_paths: frozenset[str]) -> None:
-        self._app = app
-        self._tokens = tokens
-        self._open = open_paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http" and not (scope["method"] == "GET" and scope["path"] in self._open):
-            try:
-                scope = self._tokens.admit(scope)
-            except RankMeshError as error:
-                await _refusal(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
+
+from starlette.datastructures import Headers
 
 from services.ingress import body
 from services.ingress.admission import Ask
@@ -19,6 +21,7 @@ from shared.wire.columns import FeatureValue
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 TENANT_HEADER = "x-tenant"
+_RAW_TENANT = TENANT_HEADER.encode()
 _TENANT = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -35,13 +38,13 @@ class Sender:
     timeout_ms: int | None = None
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Self:
+    def of(cls, headers: Headers) -> Self:
         """Read the headers.
 
         Raises:
-            InvalidRequestError: one of them breaks its rule.
+            InvalidRequestError: one of them breaks its rule, or is there twice.
         """
-        tenant, timeout = headers.get(TENANT_HEADER, ""), headers.get(TIMEOUT_HEADER)
+        tenant, timeout = _only(headers, TENANT_HEADER) or "", _only(headers, TIMEOUT_HEADER)
         if tenant and not _TENANT.fullmatch(tenant):
             raise InvalidRequestError(
                 f"{TENANT_HEADER} must be 1 to 128 visible ASCII characters, is {shown(tenant)}",
@@ -53,6 +56,24 @@ class Sender:
                 field=TIMEOUT_HEADER, limit="an integer", value=shown(timeout),
             )  # fmt: skip
         return cls(tenant, None if timeout is None else int(timeout))
+
+
+def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the tenant that a request's raw headers name; empty where they name none, or one that breaks the rule."""
+    for name, value in headers:
+        if name == _RAW_TENANT:
+            tenant = value.decode("latin-1")
+            return tenant if _TENANT.fullmatch(tenant) else ""
+    return ""
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:  # which of them counted would be by chance of who stands in front
+        raise InvalidRequestError(
+            f"{name} must be there once, is there {len(values)} times", field=name, limit=1, value=len(values)
+        )
+    return values[0] if values else None
 
 
 NOBODY = Sender()

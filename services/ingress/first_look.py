@@ -1,0 +1,70 @@
+"""The first look at a request, at its headers alone: who sends it, and whether a rank request has any chance.
+
+What is refused here has cost nothing else yet: a burst of refusals is a queue itself, in which each waits for those
+before it. A request is looked at once, by whoever gets it first: what stands before the API's server or the API itself.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.ingress.admission import RankGate
+from services.ingress.auth import Tokens
+from services.ingress.question import tenant_of
+from services.ingress.refusal import refusal
+from shared.errors import RankMeshError
+
+RANK_PATH = "/v1/rank"
+
+_SEEN = "rankmesh.seen"
+"""Set in the scope of a request that was looked at. A client sends headers, never names of the scope."""
+
+
+class FirstLook:
+    """Refuses what carries no token where one is asked for, and rank requests that could not be answered in time.
+
+    Args:
+        gate: Admission of rank requests.
+        tokens: Who may call; None: everybody.
+        open_paths: Exact paths that ask for no token.
+    """
+
+    def __init__(self, gate: RankGate, tokens: Tokens | None, open_paths: frozenset[str]) -> None:
+        self._gate = gate
+        self._tokens = tokens
+        self._open = open_paths
+
+    async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let ``app`` serve a request, as its bearer's, or answer with a refusal."""
+        if scope["type"] == "http" and _SEEN not in scope:
+            try:
+                scope = self._admit(scope)
+            except RankMeshError as error:
+                await refusal(error)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Scope:
+        method, path = scope["method"], scope["path"]
+        if self._tokens is not None and not (method in ("GET", "HEAD") and path in self._open):
+            scope = self._tokens.admit(scope)
+        if method == "POST" and path == RANK_PATH:
+            self._gate.check(tenant_of(scope["headers"]))
+        return {**scope, _SEEN: True}
+
+
+class LookFirst:
+    """The first look as a middleware.
+
+    Args:
+        app: What is behind it.
+        look: The look.
+    """
+
+    def __init__(self, app: ASGIApp, look: FirstLook) -> None:
+        self._app = app
+        self._look = look
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._look.pass_on(self._app, scope, receive, send)
