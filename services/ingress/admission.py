@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from services.ingress.approach import Approach, Approaching
 from services.ingress.capacity import Capacity
 from services.ingress.config import AdmissionConfig
 from services.ingress.fairness import Caller, Shares
@@ -92,6 +93,23 @@ class Ask:
     caller: Caller
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What was let by before, and is not in flight yet.
+
+    Args:
+        num: Requests.
+        work: Their work.
+    """
+
+    num: int = 0
+    work: float = 0.0
+
+
+_NOBODY_AHEAD = _Ahead()
+"""At admission itself: who was let by later comes later."""
+
+
 class Place:
     """What a request that was let in holds; it says what became of it.
 
@@ -157,6 +175,7 @@ class RankGate(Gate):
         self._shares = Shares(config.weights, config.memory_s, config.callers_max, clock)
         self._clock = clock
         self._easiest = _Easiest(config.memory_s, clock)
+        self._approaching = Approaching(clock)
 
     @property
     def load(self) -> float:
@@ -179,6 +198,23 @@ class RankGate(Gate):
             "budget_share_percent": round(100 * self.capacity.share),
         }
 
+    @contextmanager
+    def approach(self, tenant: str) -> Iterator[Approach]:
+        """Refuse like ``check``, or count the request as coming until it is admitted or the block ends.
+
+        Args:
+            tenant: Who asks.
+
+        Raises:
+            OverloadedError: it would not be answered in time.
+        """
+        self.check(tenant)
+        approach = self._approaching.begin(tenant)
+        try:
+            yield approach
+        finally:
+            self._approaching.end(approach)
+
     def check(self, tenant: str = "") -> None:
         """Refuse what not even the easiest request of late would get past, before a body is read.
 
@@ -189,22 +225,32 @@ class RankGate(Gate):
             OverloadedError: it would not be answered in time.
         """
         easiest = self._easiest.ask()
-        self._shares.want(tenant, 1.0 if easiest is None else easiest[0])
+        each = 1.0 if easiest is None else easiest[0]
+        ahead = _Ahead(num := len(self._approaching), num * each)
+        wanted = each * (1 + self._approaching.of(tenant))
+        self._shares.want(tenant, wanted)
         super().check()
-        self._check_start(1.0)
+        self._check_start(1.0, ahead)
         if easiest is not None:
-            self._check_wait(*easiest, lambda total: self._shares.may_own(tenant, easiest[0], total))
+            self._check_wait(*easiest, lambda total: self._shares.may_own(tenant, wanted, total), ahead)
             self._check_share(
-                tenant or "this caller", *easiest, lambda total: self._shares.tenant_has_room(tenant, easiest[0], total)
-            )
+                tenant or "this caller", *easiest,
+                lambda total: self._shares.tenant_has_room(tenant, wanted, total), ahead,
+            )  # fmt: skip
 
     @contextmanager
-    def admit(self, ask: Ask) -> Iterator[Place]:
+    def admit(self, ask: Ask, approach: Approach | None = None) -> Iterator[Place]:
         """Hold a place while the block runs.
+
+        Args:
+            ask: What is asked.
+            approach: As what the request was counted until now.
 
         Raises:
             OverloadedError: it would not be answered in time, or its caller has its share.
         """
+        if approach is not None:
+            self._approaching.end(approach)
         work, budget_s = self.capacity.work_of(ask.num_candidates), ask.budget_ms / 1e3
         self._easiest.saw(work, budget_s)
         caller = self._shares.ask(ask.caller, work)
@@ -233,58 +279,59 @@ class RankGate(Gate):
         """Requests in flight but for those that wait in vain."""
         return self.capacity.num_working
 
-    @property
-    def _rate(self) -> float | None:
-        """Measured capacity; where no queue is, the newest answers may say that a stall is over."""
-        return self.capacity.newest_rate if self.num_working < self._config.in_flight_min else self.capacity.rate
-
-    def _usable_s(self, budget_s: float) -> float:
-        """Return how much of a budget counts now."""
-        return budget_s if self.num_working < self._config.in_flight_min else self._in_queue_s(budget_s)
+    def _rate(self, num: int) -> float | None:
+        """Return the measured capacity; where no queue is, the newest answers may say that a stall is over."""
+        return self.capacity.newest_rate if num < self._config.in_flight_min else self.capacity.rate
 
     def _in_queue_s(self, budget_s: float) -> float:
         """Return how much of a budget counts where there is a queue."""
         queue_ms = self._config.standing_ms_max if self.capacity.queue_stands else self._config.wait_ms_max
         return min(budget_s, queue_ms / 1e3)
 
-    def _check_start(self, work: float) -> None:
-        would_be, limit = self.capacity.in_flight_work + work, self._config.work_start
-        if self.capacity.rate is None and would_be > limit and self.num_working:
+    def _check_start(self, work: float, ahead: _Ahead = _NOBODY_AHEAD) -> None:
+        would_be, limit = self.capacity.in_flight_work + ahead.work + work, self._config.work_start
+        if self.capacity.rate is None and would_be > limit and self.num_working + ahead.num:
             self._shed(f"work for {would_be:.1f} requests in flight before any was measured, limit {limit:g}", limit,
                        round(would_be, 1))  # fmt: skip
 
-    def _check_wait(self, work: float, budget_s: float, owns: Callable[[float], bool]) -> float:
+    def _check_wait(
+        self, work: float, budget_s: float, owns: Callable[[float], bool], ahead: _Ahead = _NOBODY_AHEAD
+    ) -> float:
         """Return the share of the budget that the request is expected to take.
 
         A queue that stands is of those who want more than their share: who does not may wait in it as in any other.
         """
-        rate = self._rate
-        wait_s = self.capacity.wait_s(work, rate)
+        num = self.num_working + ahead.num
+        rate = self._rate(num)
+        wait_s = self.capacity.wait_s(work + ahead.work, rate)
         if wait_s is None or rate is None:
             return 0.0
-        usable_s = self._usable_s(budget_s)
+        usable_s = budget_s if num < self._config.in_flight_min else self._in_queue_s(budget_s)
         allowed_s = self.capacity.share * usable_s
-        if wait_s > allowed_s and self.num_working and owns(allowed_s * rate):
+        if wait_s > allowed_s and num and owns(allowed_s * rate):
             usable_s = min(budget_s, self._config.wait_ms_max / 1e3)
             allowed_s = self.capacity.share * usable_s
-        if wait_s > allowed_s and self.num_working:
+        if wait_s > allowed_s and num:
             self._shed(
                 f"an answer would take {wait_s * 1e3:.0f} ms, {allowed_s * 1e3:.0f} ms of the budget may go on it",
                 round(allowed_s * 1e3), round(wait_s * 1e3), min(wait_s - allowed_s, self._easiest.budget_s),
             )  # fmt: skip
         return wait_s / usable_s
 
-    def _check_share(self, who: str, work: float, budget_s: float, has_room: Callable[[float], bool]) -> None:
-        rate = self._rate
+    def _check_share(
+        self, who: str, work: float, budget_s: float, has_room: Callable[[float], bool], ahead: _Ahead = _NOBODY_AHEAD
+    ) -> None:
+        num = self.num_working + ahead.num
+        rate = self._rate(num)
         if rate is None:
             return
-        would_be = self.capacity.in_flight_work + work
-        each = would_be / (self.num_working + 1)
+        would_be = self.capacity.in_flight_work + ahead.work + work
+        each = would_be / (num + 1)
         # What is no queue is shared too, and where capacity is large the places in memory are what runs out first.
         in_time = max(self.capacity.share * self._in_queue_s(budget_s) * rate, self._config.in_flight_min * each)
         total = min(in_time, self._max * each)
         is_contended = would_be > self._config.contended_share * total
-        if is_contended and self.num_working and not has_room(total):
+        if is_contended and num and not has_room(total):
             self._shed(
                 f"{who} has its share of the {total:.0f} requests that can be answered in time",
                 round(total), round(self.capacity.in_flight_work),

@@ -6,6 +6,8 @@ before it. A request is looked at once, by whoever gets it first: what stands be
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.ingress.admission import RankGate
@@ -16,8 +18,11 @@ from shared.errors import RankMeshError
 
 RANK_PATH = "/v1/rank"
 
-_SEEN = "rankmesh.seen"
-"""Set in the scope of a request that was looked at. A client sends headers, never names of the scope."""
+APPROACH = "rankmesh.approach"
+"""Where the scope of a request that was looked at says as what it is counted, None for all but rank requests.
+
+A client sends headers, never names of the scope.
+"""
 
 
 class FirstLook:
@@ -36,21 +41,23 @@ class FirstLook:
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Let ``app`` serve a request, as its bearer's, or answer with a refusal."""
-        if scope["type"] == "http" and _SEEN not in scope:
-            try:
-                scope = self._admit(scope)
-            except RankMeshError as error:
-                await refusal(error)(scope, receive, send)
-                return
-        await app(scope, receive, send)
+        with ExitStack() as held:
+            if scope["type"] == "http" and APPROACH not in scope:
+                try:
+                    scope = self._admit(scope, held)
+                except RankMeshError as error:
+                    await refusal(error)(scope, receive, send)
+                    return
+            await app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Scope:
+    def _admit(self, scope: Scope, held: ExitStack) -> Scope:
         method, path = scope["method"], scope["path"]
         if self._tokens is not None and not (method in ("GET", "HEAD") and path in self._open):
             scope = self._tokens.admit(scope)
+        approach = None
         if method == "POST" and path == RANK_PATH:
-            self._gate.check(tenant_of(scope["headers"]))
-        return {**scope, _SEEN: True}
+            approach = held.enter_context(self._gate.approach(tenant_of(scope["headers"])))
+        return {**scope, APPROACH: approach}
 
 
 class LookFirst:

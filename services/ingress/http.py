@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.ingress import body
 from services.ingress.auth import OPEN_PATHS, Tokens
 from services.ingress.directory import HealthBody
-from services.ingress.first_look import RANK_PATH, FirstLook, LookFirst
+from services.ingress.first_look import APPROACH, RANK_PATH, FirstLook, LookFirst
 from services.ingress.openapi import API_VERSION, openapi_document
 from services.ingress.page_files import PageFile, load_page
 from services.ingress.question import RankQuestion, Sender
@@ -66,11 +66,14 @@ def create_app(service: IngressService, tokens: Tokens | None = None) -> FastAPI
 
 
 def _add_rank(app: FastAPI, service: IngressService) -> None:
+    turn = asyncio.Lock()
+
     async def rank(request: Request) -> Response:
         media, sender = body.response_type(request.headers), Sender.of(request.headers)
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
-        question = RankQuestion.parse(content, media_in, service.config.limits, sender)
-        answer = await _while_connected(request, service.answer(question, received_s))
+        async with turn:  # one in each turn of the loop: what comes with a burst is not looked at after all of it
+            question = RankQuestion.parse(content, media_in, service.config.limits, sender)
+        answer = await _while_connected(request, service.answer(question, received_s, request.scope[APPROACH]))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 
     app.add_api_route(RANK_PATH, rank, methods=["POST"], response_class=Response)

@@ -10,6 +10,7 @@ from typing import Any
 
 from models.routing import GainModel
 from services.ingress.admission import Gate, Place, RankGate
+from services.ingress.approach import Approach
 from services.ingress.background import Precompute
 from services.ingress.checks import check_candidates, check_events, check_limits
 from services.ingress.config import IngressConfig
@@ -103,12 +104,15 @@ class IngressService:
         """Rank the candidates of a request in its document form; see ``answer``."""
         return await self.answer(RankQuestion.of(request, self.config.limits), received_s)
 
-    async def answer(self, question: RankQuestion, received_s: float | None = None) -> dict[str, Any]:
+    async def answer(
+        self, question: RankQuestion, received_s: float | None = None, approach: Approach | None = None
+    ) -> dict[str, Any]:
         """Rank the candidates of one request.
 
         Args:
             question: The parsed body.
             received_s: Monotonic seconds at which the body was complete; the budget counts from there. Default now.
+            approach: As what admission has counted it until now.
 
         Returns:
             The fields of ``RankResponse`` as plain values.
@@ -122,7 +126,7 @@ class IngressService:
         received_s = self.clock.monotonic_s() if received_s is None else received_s
         limits = self.config.limits
         check_limits(question, limits)
-        with self.rank_gate.admit(question.ask(limits)) as place, self._stats.request("rank", received_s):
+        with self.rank_gate.admit(question.ask(limits), approach) as place, self._stats.request("rank", received_s):
             job = self._job(question, received_s)
             job.deadline.check("admission")
             flow = Flow(job, self._stations, self.config, self.clock, self._hedger)
