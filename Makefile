@@ -28,7 +28,9 @@ PYTEST := $(BIN)/python -m pytest
 # One process a core, so one thread each. The two plug-ins cost each process seconds, and these lanes use neither.
 ON_ALL_CORES := OMP_NUM_THREADS=1
 PARALLEL := -n auto --maxprocesses=8 --dist=loadfile -p no:schemathesis -p no:logging
-NAME_AND_PORT := $(if $(NAME),--name $(NAME)) $(if $(PORT),--port $(PORT))
+# As the shell's variable and in quotes: a name that is none must reach the command that says so.
+export NAME
+NAME_AND_PORT := $(if $(NAME),--name "$$NAME") $(if $(PORT),--port $(PORT))
 
 # A stamp is written after its step has succeeded, so an interrupted setup is done again.
 RUN_STAMP := .venv/.run-$(VARIANT)
@@ -87,7 +89,7 @@ up: setup ## Start a mesh in the background
 
 .PHONY: down
 down: setup ## End a mesh
-	@$(RANKMESH) down $(if $(NAME),--name $(NAME))
+	@$(RANKMESH) down $(if $(NAME),--name "$$NAME")
 
 .PHONY: bench
 bench: setup ## Run a benchmark: make bench BENCH=mesh (without BENCH: list them)
@@ -145,7 +147,7 @@ chaos: setup-dev ## A real cluster whose parts are killed
 
 .PHONY: chaos-lab
 chaos-lab: setup ## A scenario of configs/chaos/ in a mesh of its own: make chaos-lab SCENARIO=smoke SEED=0
-	@$(RANKMESH) chaos run configs/chaos/$(or $(SCENARIO),smoke).yaml --seed $(or $(SEED),0)
+	@$(RANKMESH) chaos run $(or $(SCENARIO),smoke) --seed $(or $(SEED),0)
 
 .PHONY: fuzz
 fuzz: setup-dev ## Hostile bytes into every parser, and the API against its own document: make fuzz N=10000

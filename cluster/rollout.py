@@ -387,6 +387,10 @@ class Rollouts:
         self._is_stale = True
 
     def _roll_back(self, request: RolloutRequest) -> None:
+        if self._try is None and self._previous is None:
+            reason = "there is no version to go back to: none has been rolled out over another"
+            self._answer(RolloutBody(id=request.id, version=self._base), reason)
+            return
         rollout = self.order.rollout.model_copy(update={"id": request.id})
         self.order = self.order.model_copy(update={"rollout": rollout})
         if self._try is not None:
@@ -395,8 +399,6 @@ class Rollouts:
             back, self._previous = self._previous, None
             self._base, self._before = parse_stamp(back)[0], self.order.version
             self._change("rolled_back", version=back, previous=None, reason="asked for")
-        else:
-            self._answer(rollout, "there is no version to go back to: none has been rolled out over another")
 
     # --- words ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import DEFAULT_NAME, ConfigOption, JsonOption, NameOption, UrlOption
+from cluster.cli.options import DEFAULT_NAME, ConfigOption, JsonOption, NameOption, PortOption, UrlOption
 
 app = typer.Typer()
 
@@ -19,6 +19,15 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everythi
 def _benchmarks(module: str) -> Any:
     # By name: benchmarks sit above this package in the import order, and only these two verbs reach up.
     return import_module(f"benchmarks.{module}")
+
+
+def _named(name: str, port: int | None, url: str | None) -> str | None:
+    """Return the URL of the mesh that a port or a URL names; None where neither does."""
+    if port is None:
+        return url
+    from cluster.cli.locate import mesh_url
+
+    return mesh_url(name, port, url)
 
 
 @app.command()
@@ -31,9 +40,11 @@ def bench(
     as_json: JsonOption = False,
     config: ConfigOption = None,
     name: NameOption = DEFAULT_NAME,
+    port: PortOption = None,
     url: UrlOption = None,
 ) -> None:
     """Run one benchmark, show its figures and append them to benchmarks/results/."""
+    url = _named(name, port, url)
     options = _benchmarks("registry").BenchmarkOptions(seed=seed, quick=quick, url=url, name=name, config=config)
     sys.exit(_benchmarks("cli").bench(benchmark, options, json_lines=as_json))
 
@@ -60,12 +71,14 @@ def verify(
     as_json: JsonOption = False,
     config: ConfigOption = None,
     name: NameOption = DEFAULT_NAME,
+    port: PortOption = None,
     url: UrlOption = None,
 ) -> None:
     """Compare a mesh with the oracle: equal scores, equal order; exit status 1 when an answer is wrong.
 
     A mesh of that name that runs is asked; without one, one is brought up and ended.
     """
+    url = _named(name, port, url)
     options = _benchmarks("cli").VerifyOptions(
         url=url, name=name, config=config, num_requests=num_requests, num_speculative=num_speculative, seed=seed
     )

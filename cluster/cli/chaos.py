@@ -5,11 +5,34 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
+from cluster.cli.group import usage_error
 from cluster.cli.options import JsonOption
+
+SCENARIOS = Path("configs/chaos")
+
+
+def scenario_path(given: str) -> Path:
+    """Return the file of a scenario: a path, or the name of one of those there are.
+
+    Raises:
+        typer.BadParameter: there is none; names those there are.
+    """
+    path = Path(given)
+    named = SCENARIOS / f"{given}.yaml"
+    found = next((each for each in (path, named) if each.is_file()), None)
+    if found is None:
+        names = ", ".join(sorted(each.stem for each in SCENARIOS.glob("*.yaml")))
+        raise usage_error(f"{given} is no file, nor one of {names or f'{SCENARIOS}/*.yaml'}", "scenario")
+    return found
+
+
+ScenarioArgument: TypeAlias = Annotated[
+    Path, typer.Argument(help="Scenario: a file, or the name of one in configs/chaos.", parser=scenario_path)
+]
 
 app = typer.Typer(help="Break a mesh of its own on purpose, and judge every answer meanwhile.", no_args_is_help=True)
 
@@ -21,7 +44,7 @@ def chaos() -> None:
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)],
+    scenario: ScenarioArgument,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the schedule: the same seed, the same faults.")] = 0,
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=1, help="Length of the load; faults come again and again.")
@@ -41,7 +64,7 @@ def run(
 
 @app.command()
 def rate(
-    scenario: Annotated[Path, typer.Argument(help="Scenario (configs/chaos/*.yaml).", exists=True, dir_okay=False)],
+    scenario: ScenarioArgument,
     per_s: Annotated[
         list[float] | None, typer.Option("--per-s", min=0.1, help="Requests a second; may be given again.")
     ] = None,

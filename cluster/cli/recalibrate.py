@@ -86,7 +86,7 @@ def _place(name: str, path: Path | None) -> tuple[MeshConfig, StoreConfig, Weigh
     Raises:
         StageUnavailableError: no such mesh runs here.
     """
-    from cluster.cli.locate import mesh_url
+    from cluster.cli.locate import running_mesh_url
     from cluster.config import DEFAULT_PATH, load_mesh
     from cluster.environment import MeshFolders
     from cluster.state import read_state
@@ -95,7 +95,7 @@ def _place(name: str, path: Path | None) -> tuple[MeshConfig, StoreConfig, Weigh
     from shared.settings import load_settings
     from shared.weights import WeightStore
 
-    mesh_url(name, None, None)  # says why when there is none
+    running_mesh_url(name)  # says why when there is none
     var_dir = load_settings().var_dir
     state = read_state(MeshFolders.of(var_dir, name).state)
     if state is None or not state.store_url:
@@ -148,11 +148,11 @@ def _once(
 def _serving(name: str) -> str:
     """Return the weights version that a mesh serves, without its deltas."""
     from cluster.cli.client import Client
-    from cluster.cli.locate import mesh_url
+    from cluster.cli.locate import running_mesh_url
     from services.ingress.directory import StatusBody
     from shared.weights.deltas import parse_stamp
 
-    with Client(mesh_url(name, None, None)) as client:
+    with Client(running_mesh_url(name)) as client:
         return parse_stamp(client.fetch(StatusBody, "/v1/status").version)[0]
 
 

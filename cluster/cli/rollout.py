@@ -68,10 +68,10 @@ def _share(text: str) -> float:
 
 def _mesh(name: str) -> tuple[str, str]:
     """Return folder and URL of a running mesh of this machine."""
-    from cluster.cli.locate import mesh_url
+    from cluster.cli.locate import running_mesh_url
     from shared.settings import load_settings
 
-    return str(load_settings().var_dir.absolute() / name), mesh_url(name, None, None)
+    return str(load_settings().var_dir.absolute() / name), running_mesh_url(name)
 
 
 def _ask(mesh: tuple[str, str], action: str, wished: str, wait: bool, as_json: bool, **fields: str | float) -> None:

@@ -73,7 +73,7 @@ def _add_rank(app: FastAPI, service: IngressService) -> None:
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
         async with turn:  # one in each turn of the loop: who comes meanwhile is not refused after a burst of bodies
             question = RankQuestion.parse(content, media_in, service.config.limits, sender)
-            await asyncio.sleep(0)
+            await service.clock.sleep_s(0)
         answer = await _while_connected(request, service.answer(question, received_s, request.scope[APPROACH]))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 

@@ -313,9 +313,10 @@ class GainRouter:
         best, lowest = self._names[0], self._names[-1]
         gain = worth[0] - worth[-1]
         told = f"{gain:+.2e}" if abs(gain) > WORTH_EQUAL else "0"
+        spared = f", {best} {costs[0]:.1f}" if index else ""
         return (
             f"worth: {best} over {lowest} {told} for {who}, at a price of {price:.1e}; "
-            f"{self._names[index]} takes {costs[index]:.1f} ms of {costs[0]:.1f}"
+            f"{self._names[index]} takes {costs[index]:.1f} ms{spared}"
         )
 
 

@@ -89,7 +89,9 @@ class WeightStore:
         versions, broken = self._survey()
         if not versions:
             reasons = "".join(f"; {reason}" for reason in broken.values())
-            raise WeightsError(f"the weight store holds no complete version{reasons}", version=None, file=MANIFEST_NAME)
+            raise WeightsError(
+                f"{redact_text(self._root)} holds no complete version{reasons}", version=None, file=MANIFEST_NAME
+            )
         return versions[-1]
 
     def open(self, version: str) -> WeightReader:

@@ -323,6 +323,14 @@ async def test_what_cannot_be_asked_for(rig: Rig) -> None:
     rig.ask("rollback", "")
     await rig.rounds()
     assert (rig.rollout.phase, "no version to go back to" in rig.rollout.reason) == ("refused", True)
+    rig.ask(version="nosuch")
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.rollout.version) == ("refused", "nosuch")
+    rig.ask("rollback", "")
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.rollout.version) == ("refused", "v"), (
+        "of the version that serves, not the one before"
+    )
     rig.ask(version="v")
     await rig.rounds()
     assert rig.rollout.reason == "it is the version that serves"

@@ -9,7 +9,7 @@ from cluster.cli.catalogue import Catalogue, Sample
 from tests.helpers.mesh_answers import VERSION, answer, catalogue, response
 from tests.helpers.terminal import lines
 
-WORTH = "worth: full over light +1.23e-05 for an unknown user, at a price of 1.0e-06; {} takes 8.1 ms of 12.0"
+WORTH = "worth: full over light +1.23e-05 for an unknown user, at a price of 1.0e-06; {} takes 8.1 ms, full 12.0"
 NEXT = {4: 5.0, 33: 2.0}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cluster.cli.locate import mesh_url
+from cluster.cli.locate import mesh_url, running_mesh_url
 from cluster.config import MeshConfig
 from cluster.state import first_state
 from shared.errors import StageUnavailableError
@@ -32,8 +32,15 @@ def test_url_then_port_then_name() -> None:
     assert mesh_url("b", 8_341, "http://elsewhere:1") == "http://elsewhere:1"
     assert mesh_url("rankmesh", 9_000, None) == "http://127.0.0.1:9000"
     assert mesh_url("b", None, None) == mesh_url("b", 8_461, None) == "http://127.0.0.1:8461"
-    with pytest.raises(StageUnavailableError, match="no mesh called c runs here"):
+    with pytest.raises(StageUnavailableError, match=r"no mesh called c runs here.* --name, --port or --url"):
         mesh_url("c", None, None)
+
+
+@pytest.mark.usefixtures("meshes")
+def test_a_verb_that_takes_a_name_alone_asks_for_no_more() -> None:
+    assert running_mesh_url("b") == "http://127.0.0.1:8461"
+    with pytest.raises(StageUnavailableError, match=r"or name one with --name$"):
+        running_mesh_url("c")
 
 
 @pytest.mark.usefixtures("meshes")
