@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -262,11 +263,11 @@ def load(name: str) -> Benchmark:
     """Import the function of a benchmark.
 
     Raises:
-        ConfigError: no benchmark has this name; the message lists those there are.
+        ConfigError: no benchmark has this name; the message has those with names like it.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(
-            f"no benchmark is called {name}; there are {', '.join(BENCHMARKS)}", field="benchmark", value=name
-        )
+        like = " or ".join(get_close_matches(name, BENCHMARKS))
+        words = f"no benchmark is called {name}; {f'did you mean {like}? ' if like else ''}`rankmesh bench` lists them"
+        raise ConfigError(words, field="benchmark", value=name)
     module, _, function = BENCHMARKS[name].target.partition(":")
     return cast(Benchmark, getattr(import_module(module), function))

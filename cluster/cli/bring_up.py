@@ -94,8 +94,7 @@ def bring_up(plan: Plan, steps: Steps, *, detached: bool) -> Running:
             histories=histories,
         )
         step.done(f"{len(mesh.processes())} processes, {mesh.url}{_kernels(mesh.url)}")
-    with steps.step("histories", "what every user did before the held-out period") as step:
-        step.done(mesh.histories)  # loaded by the mesh itself, before its stations started
+    steps.also("histories", mesh.histories)  # loaded by the mesh itself, before its stations started
     return Running(mesh, catalogue)
 
 

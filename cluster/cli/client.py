@@ -147,7 +147,8 @@ class Client:
             # A mesh's balancer has pages of its own, for the moments without an ingress.
             whose = f"{self.url}{path}" if response.status_code >= 500 else f"that is not a rankmesh: {self.url}{path}"
             raise StageUnavailableError(
-                f"{whose} answered {response.status_code} with something that is not JSON", stage="ingress"
+                f"{whose} answered {response.status_code} with something that is not JSON; is it the port for clients?",
+                stage="ingress",
             ) from error
         if response.status_code >= 400:
             raise _error(response.status_code, document, f"{self.url}{path}")

@@ -45,7 +45,13 @@ def rank(
         typer.Option(help="Comma-separated item ids; default: drawn from the catalogue.", show_default=False),
     ] = None,
     num: Annotated[
-        int, typer.Option("--num", min=1, max=_CANDIDATES_CEILING, help="Number of candidates to draw.")
+        int,
+        typer.Option(
+            "--num",
+            min=1,
+            max=_CANDIDATES_CEILING,
+            help="Number of candidates to draw; the mesh has a limit, 2000 by default.",
+        ),
     ] = 500,
     at: AtOption = None,
     tier: Annotated[str, typer.Option(help="auto, or a ranking tier.")] = "auto",

@@ -95,6 +95,10 @@ class Steps:
         sign, style = ("✓", "bold green") if step.found else ("·", "bright_black")
         self._line(sign, style, name, step.result, self._clock.monotonic_s() - began_s)
 
+    def also(self, name: str, result: str) -> None:
+        """Print what came of a part of the step before, whose seconds it took."""
+        self._line("✓", "bold green", name, result, None)
+
     def pause(self, duration_s: float) -> None:
         """Wait; for polling inside a step."""
         self._clock.block_s(duration_s)

@@ -24,3 +24,8 @@ def test_every_benchmark_can_be_loaded() -> None:
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="there are mesh, stations"):
         load("nothing")
+
+
+def test_a_name_that_is_nearly_one_is_told_which() -> None:
+    with pytest.raises(ConfigError, match=r"no benchmark is called overlaod; did you mean overload\?"):
+        load("overlaod")

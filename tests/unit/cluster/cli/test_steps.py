@@ -94,3 +94,9 @@ def test_a_note_stands_below_its_step() -> None:
     console = Console(file=io.StringIO(), width=80)
     Steps(console, SystemClock()).note("the synthetic log stands in")
     assert shown(console) == ["  the synthetic log stands in"]
+
+
+def test_a_part_of_a_step_has_no_seconds_of_its_own() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    Steps(console, Watch()).also("histories", "6,040 users")
+    assert [line.split() for line in shown(console)] == [["✓", "histories", "6,040", "users"]]
