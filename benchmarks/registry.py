@@ -263,11 +263,13 @@ def load(name: str) -> Benchmark:
     """Import the function of a benchmark.
 
     Raises:
-        ConfigError: no benchmark has this name; the message has those with names like it.
+        ConfigError: no benchmark has this name; the message lists those there are, and says which is meant.
     """
     if name not in BENCHMARKS:
         like = " or ".join(get_close_matches(name, BENCHMARKS))
-        words = f"no benchmark is called {name}; {f'did you mean {like}? ' if like else ''}`rankmesh bench` lists them"
-        raise ConfigError(words, field="benchmark", value=name)
+        meant = f"did you mean {like}? " if like else ""
+        raise ConfigError(
+            f"no benchmark is called {name}; {meant}there are {', '.join(BENCHMARKS)}", field="benchmark", value=name
+        )
     module, _, function = BENCHMARKS[name].target.partition(":")
     return cast(Benchmark, getattr(import_module(module), function))
