@@ -267,9 +267,9 @@ def load(name: str) -> Benchmark:
     """
     if name not in BENCHMARKS:
         like = " or ".join(get_close_matches(name, BENCHMARKS))
-        meant = f"did you mean {like}? " if like else ""
+        meant = f"; did you mean {like}?" if like else ""
         raise ConfigError(
-            f"no benchmark is called {name}; {meant}there are {', '.join(BENCHMARKS)}", field="benchmark", value=name
+            f"no benchmark is called {name}; there are {', '.join(BENCHMARKS)}{meant}", field="benchmark", value=name
         )
     module, _, function = BENCHMARKS[name].target.partition(":")
     return cast(Benchmark, getattr(import_module(module), function))
