@@ -69,12 +69,14 @@ def _add_rank(app: FastAPI, service: IngressService) -> None:
     turn = asyncio.Lock()
 
     async def rank(request: Request) -> Response:
+        if (approach := request.scope[APPROACH]) is None:  # the router takes a path with a line break at its end, too
+            raise HTTPException(404)
         media, sender = body.response_type(request.headers), Sender.of(request.headers)
         content, media_in, received_s = await _read(request, service, body.RANK_TYPES)
         async with turn:  # one in each turn of the loop: who comes meanwhile is not refused after a burst of bodies
             question = RankQuestion.parse(content, media_in, service.config.limits, sender)
             await service.clock.sleep_s(0)
-        answer = await _while_connected(request, service.answer(question, received_s, request.scope[APPROACH]))
+        answer = await _while_connected(request, service.answer(question, received_s, approach))
         return _gone() if answer is None else Response(body.encode(answer, media), media_type=media)
 
     app.add_api_route(RANK_PATH, rank, methods=["POST"], response_class=Response)

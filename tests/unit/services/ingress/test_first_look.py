@@ -134,6 +134,16 @@ async def test_the_look_is_at_the_tenant_that_the_request_names(monkeypatch: pyt
     assert named == ["ads", "", "", ""]
 
 
+async def test_no_path_reaches_ranking_past_the_look() -> None:
+    mesh = FakeMesh(logger=JsonLogger(stream=io.StringIO()))
+    transport = httpx.ASGITransport(create_app(mesh.ingress))
+    async with httpx.AsyncClient(transport=transport, base_url="http://mesh") as client:
+        for path, status in (("/v1/rank", 200), ("/v1/%72ank", 200), ("/v1/rank%0A", 404), ("/v1/rank/", 404)):
+            response = await client.post(path, json=RANK)
+            assert response.status_code == status, (path, response.text)
+    await mesh.ingress.aclose()
+
+
 @pytest.mark.parametrize(("name", "value"), [("x-tenant", "ads"), ("x-request-timeout-ms", "500")])
 async def test_a_header_that_is_there_twice_is_refused(name: str, value: str) -> None:
     mesh = FakeMesh(logger=JsonLogger(stream=io.StringIO()))
