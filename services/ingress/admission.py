@@ -209,7 +209,7 @@ class RankGate(Gate):
             OverloadedError: it would not be answered in time.
         """
         self.check(tenant)
-        approach = self._approaching.begin(tenant)
+        approach = self._approaching.begin(self._shares.name_of(tenant))
         try:
             yield approach
         finally:
@@ -226,8 +226,8 @@ class RankGate(Gate):
         """
         easiest = self._easiest.ask()
         each = 1.0 if easiest is None else easiest[0]
-        ahead = _Ahead(num := len(self._approaching), num * each)
-        wanted = each * (1 + self._approaching.of(tenant))
+        ahead, of_all = self._ahead(each)
+        wanted = each * (1 + of_all * self._approaching.of(self._shares.name_of(tenant)))
         self._shares.want(tenant, wanted)
         super().check()
         self._check_start(1.0, ahead)
@@ -278,6 +278,13 @@ class RankGate(Gate):
     def num_working(self) -> int:
         """Requests in flight but for those that wait in vain."""
         return self.capacity.num_working
+
+    def _ahead(self, each: float) -> tuple[_Ahead, float]:
+        """Return who will be before the next one, this much work each, and what share they are of all on their way."""
+        num = len(self._approaching)
+        rate = self._rate(self.num_working + num)
+        backlog = self._approaching.backlog((rate or 0.0) / each)
+        return _Ahead(math.ceil(backlog), backlog * each), backlog / max(num, 1)
 
     def _rate(self, num: int) -> float | None:
         """Return the measured capacity; where no queue is, the newest answers may say that a stall is over."""

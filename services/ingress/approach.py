@@ -2,7 +2,8 @@
 
 A body, its parsing and what Serve does take a while, in which a burst gets all of its requests past a look that knows
 only of what was admitted; each is then refused after that work, behind all the others. So who is let by is counted
-until admission knows it. Only for a moment: a client that is slow with its body holds no place.
+until admission knows it. Only for a moment: a client that is slow with its body holds no place. And only as far as they
+come faster than they are served: of a steady stream on a long way many are always coming, and none has to wait.
 """
 
 from __future__ import annotations
@@ -52,6 +53,21 @@ class Approaching:
     def of(self, tenant: str) -> int:
         """Return how many are a tenant's."""
         return self._by_tenant[tenant]
+
+    def backlog(self, per_s: float) -> float:
+        """Return how many are more than what gets done between the arrival of the first of them and of the next one.
+
+        They come to admission in the order and at the distances in which their headers came: who is one of many on a
+        long way, but at a rate that the mesh keeps up with, finds no queue of those before it.
+
+        Args:
+            per_s: How many get done in a second.
+        """
+        num, most, now_s = len(self), 0.0, self._clock.monotonic_s()
+        for approach in self._all:
+            most = max(most, num - per_s * (now_s - approach.at_s))
+            num -= 1
+        return most
 
     def begin(self, tenant: str) -> Approach:
         """Count one."""

@@ -94,10 +94,14 @@ class Shares:
         """Note that a tenant wants this much more, on a surface that is not known yet; return as whom it is counted."""
         now_s = self._clock.monotonic_s()
         self._forget(now_s)
-        name = tenant if tenant in self._held or len(self._held) < self._max else _OTHERS
+        name = self.name_of(tenant)
         found = self._held.setdefault(name, _Tenant(_Holding(now_s)))
         found.all.want(work, now_s, self._memory_s)
         return name, found
+
+    def name_of(self, tenant: str) -> str:
+        """Return as whom a tenant is counted."""
+        return tenant if tenant in self._held or len(self._held) < self._max else _OTHERS
 
     def begin(self, caller: Caller, work: float) -> None:
         """Count work in; ``caller`` as ``ask`` returned it."""

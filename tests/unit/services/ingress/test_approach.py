@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import ExitStack
 from typing import Any
 
@@ -115,10 +116,11 @@ def test_a_slow_body_holds_no_place() -> None:
     with ExitStack() as held:
         first = let_by(gate, held, BURST)
         clock.set(clock.monotonic_s() + SECONDS_MAX / 2)
-        assert let_by(gate, held, BURST) == 0
+        meanwhile = let_by(gate, held, BURST)
+        assert meanwhile <= RATE * SECONDS_MAX / 2  # as many as get done in that time
         clock.set(clock.monotonic_s() + SECONDS_MAX / 2)
         assert let_by(gate, held, BURST) == first
-        assert gate._approaching.of("") == first
+        assert gate._approaching.of("") == first + meanwhile
 
 
 def test_a_burst_of_one_tenant_leaves_another_its_share() -> None:
@@ -131,6 +133,37 @@ def test_a_burst_of_one_tenant_leaves_another_its_share() -> None:
     with ExitStack() as held:
         loud = let_by(gate, held, BURST, "loud")
         assert loud > 3
+        assert let_by(gate, held, 1, "quiet") == 1
+
+
+def test_who_comes_no_faster_than_is_served_is_no_queue_however_long_the_way() -> None:
+    clock = HandClock()
+    gate, served_per_s, way_s = rank_gate(clock), 300, 0.09
+    simulate(gate, clock, poisson(0.9 * served_per_s, 0, 5, 1, ask(60)), service_s=2 / served_per_s)
+    begin_s, per_s = clock.monotonic_s(), 0.7 * served_per_s
+    coming: deque[tuple[float, ExitStack]] = deque()
+    for number in range(100):
+        at_s = begin_s + number / per_s
+        clock.set(at_s)
+        while coming and coming[0][0] <= at_s - way_s:
+            coming.popleft()[1].close()
+        coming.append((at_s, held := ExitStack()))
+        assert let_by(gate, held, 1) == 1, f"request {number}, {len(gate._approaching)} before it"
+    assert len(gate._approaching) >= int(way_s * per_s)
+    with ExitStack() as held:
+        assert let_by(gate, held, BURST) < BURST / 2  # but many at once are one
+    for _, held in coming:
+        held.close()
+
+
+def test_tenants_beyond_those_told_apart_are_counted_as_the_one_that_they_are() -> None:
+    clock = HandClock()
+    gate = rank_gate(clock, callers_max=2)
+    simulate(gate, clock, poisson(2 * RATE, 0, 10, 1, ask(caller=Caller("quiet", "feed"))))
+    with ExitStack() as held:
+        held.enter_context(gate.admit(ask(caller=Caller("second", "feed"))))
+    with ExitStack() as held:
+        assert sum(let_by(gate, held, 1, f"new-{number}") for number in range(BURST)) > 3
         assert let_by(gate, held, 1, "quiet") == 1
 
 
