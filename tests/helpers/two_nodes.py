@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -44,6 +45,9 @@ async def _given(peers: Sequence[Handle]) -> list[int]:
 
 def main(url: str, version: str, folder: Path) -> dict[str, Any]:
     """Load a version into four replicas of two nodes; returns what they and the peers say."""
+    # Ray's trial cluster notes its address here, and relies on another Ray having made the folder.
+    default_folder: Callable[[], str] = get_default_ray_temp_dir  # Ray does not annotate it
+    Path(default_folder()).mkdir(exist_ok=True)
     # Sockets below it must have short names.
     with tempfile.TemporaryDirectory(prefix="rm") as temporary:
         head = {**NODE, "include_dashboard": False, "temp_dir": temporary}
