@@ -83,6 +83,17 @@ def test_a_python_that_is_asked_for_is_looked_at_also_when_there_is_a_venv(origi
     assert "setup.sh check" in told.stdout
 
 
+@pytest.mark.parametrize("target", ["run", "up", "down"])
+@pytest.mark.parametrize("name", ["my mesh", "a'b", '"; exit 3; "'])
+def test_a_name_reaches_the_command_as_one_word_whatever_it_is(target: str, name: str) -> None:
+    stamps = [".venv/.run-cpu", ".venv/.dev-cpu", ".venv/.package", "var/native/.built"]
+    old = [argument for stamp in stamps for argument in ("-o", stamp)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "MAKEFLAGS", "PORT")}
+    command = ["make", "-s", *old, target, f"NAME={name}", r"RANKMESH=printf '<%s>'"]
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.endswith(f"<{target}><--name><{name}>")
+
+
 def test_another_python_than_that_of_the_venv_is_refused(tmp_path: Path) -> None:
     """The script in a folder of its own, with pythons that say what they are asked."""
     (tmp_path / "scripts").mkdir()

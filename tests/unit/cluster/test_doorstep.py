@@ -70,14 +70,17 @@ async def test_what_passes_for_serve_is_still_looked_at_by_the_api() -> None:
     Doorstep.take(look)
     transport = httpx.ASGITransport(Doorstep(remembers))
     async with httpx.AsyncClient(transport=transport, base_url="http://mesh") as client:
-        assert (await client.get("/-/../v1/status")).status_code in (200, 401)
-        assert (await client.get("/-/nothing")).status_code == 200
+        assert (await client.get("/v1/status")).status_code == 401
+        for path in ("/-/nothing", "/-/%2e%2e/v1/status"):
+            assert (await client.get(path)).status_code == 200, path
+    assert [scope["path"] for scope in seen] == ["/-/nothing", "/-/../v1/status"]
 
     async def behind(scope: Scope, receive: Receive, send: Send) -> None:
         await look.pass_on(serves, scope, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(behind), base_url="http://mesh") as client:
-        assert (await client.get(seen[-1]["path"])).status_code == 401
+        for path in ("/-/nothing", "/-/%2e%2e/v1/status"):
+            assert (await client.get(path)).status_code == 401, path
 
 
 async def test_a_look_is_of_the_thread_that_the_ingress_runs_on() -> None:

@@ -103,6 +103,8 @@ def test_a_defect_is_not_hidden() -> None:
         (["rank", "--user", "1", "--url", "http://x", "--at", "then"], "neither seconds since the epoch nor"),
         (["rank", "--user", "1", "--url", "http://x", "--candidates", "1,,2"], "separated by commas"),
         (["status", "--url", "localhost:8461"], "'--url': must begin with http:// or https://, is 'localhost:8461'"),
+        (["bench", "mesh", "--name", "b", "--port", "9"], "mesh b does not run here, not at port 9"),
+        (["verify", "--name", "b", "--port", "9"], "mesh b does not run here, not at port 9"),
         (["bench", "mesh", "--url", "ftp://x"], "'--url': must begin with http:// or https://, is 'ftp://x'"),
         (["up", "--port", "22"], "'--port': must be at least 1024, is 22"),
         (["run", "--port", "65500"], "'--port': must be at most 65471, is 65500"),

@@ -73,7 +73,10 @@ def babble(request: httpx.Request) -> httpx.Response:
     [
         (refuse, "no mesh answers at http://mesh.test; start one with `rankmesh up`"),
         (hang, "did not answer within 30 s"),
-        (lambda _: httpx.Response(502, text="<html>"), "502 with something that is not JSON"),
+        (
+            lambda _: httpx.Response(502, text="<html>"),
+            "502 with something that is not JSON; is it the port for clients?",
+        ),
         (lambda _: httpx.Response(500, json=["odd"]), "answered 500"),
         (lambda _: httpx.Response(200, json={"total_ms": 1}), "a RankResponse that is not one"),
         (lambda _: httpx.Response(200, json={"total_ms": 1}), "no rankmesh of this version: request_id is missing"),

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from services.ingress.first_look import FirstLook
+from services.ingress.first_look import APPROACH, FirstLook
 from services.ingress.http import create_app
 from shared.errors import OverloadedError
 from shared.log import JsonLogger
@@ -105,7 +105,7 @@ async def test_a_request_is_looked_at_once_by_whoever_gets_it_first(
 
 async def test_a_client_cannot_say_that_it_was_looked_at() -> None:
     app = Looked(FirstLook(rank_gate(HandClock()), TOKENS, OPEN))
-    response = await call(app, "POST", "/v1/rank", **{"rankmesh.seen": "True"})
+    response = await call(app, "POST", "/v1/rank", **{APPROACH: "None"})
     assert (response.status_code, app.behind.num_reached) == (401, 0)
 
 
