@@ -123,7 +123,7 @@ class RayHandle:
         served = self._methods[by_reference]
         if (key := self._keys.get(method)) is not None:
             served = served.options(session_id=key(*args))
-        trip = Trip(self._breakers, only)
+        trip = Trip(self._breakers, only, may_stay=only is None and method in TRIES)
         return RayCall(self._name, getattr(served, method), args, by_reference, self._bytes_of, trip, refusal)
 
     def _goes_by_reference(self, method: str, payload_bytes: int | None) -> bool:
@@ -211,8 +211,10 @@ class RayCall:
         return None
 
     def cancel(self) -> None:
-        """Stop the callee's work, and what it called; harmless when the call has ended."""
-        self._trip.given_up()
+        """Stop the callee's work, and what it called; harmless when it has ended; may leave it to try."""
+        self._trip.given_up(self, self._stop)
+
+    def _stop(self) -> None:
         if self._response is not None:
             _stop(self._response)
         self._resolving.cancel()

@@ -3,12 +3,14 @@
 One ``Breakers`` watches all calls of one process to one station. Waiting for a call is *in vain* when its replica has
 answered nobody for longer than answers of that station take: what is merely slow, or has a queue, answers others
 meanwhile. After ``failures`` calls in a row that are given up in vain the replica's breaker is open: calls go to other
-replicas, and where none is left they are refused at once, unless nothing can replace their answer. Every ``open_ms`` a
-copy of one call, for whose answer nobody waits, tries the replica (half-open); any answer of it, to whomever, closes
-the breaker. Where no call came to be copied for as long again, nothing is known any more, and the next call goes out.
+replicas, and where none is left they are refused at once, unless nothing can replace their answer. The call that opened
+it is not cancelled but left to try the replica, if it changes nothing: a replica that had no processor while others had
+all of them answers as soon as it gets one, and with that the breaker is closed. Every ``open_ms`` after that a copy of
+one call, for whose answer nobody waits either, tries the replica (half-open); any answer of it, to whomever, closes the
+breaker. Where no call came to be copied for as long again, nothing is known any more, and the next call goes out.
 
-The copies are bounded by ``open_ms`` whatever the load, and a refusal is not repeated, so none of this can amplify a
-failure.
+Calls that are left are one for each time a breaker opens, copies are bounded by ``open_ms`` whatever the load, and a
+refusal is not repeated, so none of this can amplify a failure.
 
 Source: Nygard, Release It!, 2nd edition, 2018, chapter 5.
 """
@@ -22,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -77,7 +80,7 @@ class Breakers:
 
     Attributes:
         num_opened: How often one opened.
-        num_tried: Copies of calls that tried a replica that is left out.
+        num_tried: Copies of calls, and calls that were left, that tried a replica that is left out.
         num_refused: Calls that were not made.
     """
 
@@ -145,10 +148,20 @@ class Breakers:
         due = [name for name, known in self._open.items() if known.next_try_s <= now_s]
         for name in due:
             self._open[name].next_try_s = now_s + self.config.open_ms / 1e3
-            self.num_tried += 1
-            task = asyncio.get_running_loop().create_task(self._give_up_later(start(name)), name=f"try {name}")
-            self._tries.add(task)
-            task.add_done_callback(self._tries.discard)
+            call = start(name)
+            self.leave(call, call.cancel)
+
+    def leave(self, call: Call[Any], end: Callable[[], object]) -> None:
+        """Let a call for whose answer nobody waits try the replica that has it.
+
+        Args:
+            call: The call.
+            end: Stops it, once it has taken too long.
+        """
+        self.num_tried += 1
+        task = asyncio.get_running_loop().create_task(self._give_up_later(call, end), name=f"try {self.station}")
+        self._tries.add(task)
+        task.add_done_callback(self._tries.discard)
 
     def _let_go(self) -> None:
         """Close the breakers of replicas that were not tried when they were due; one more failure opens them again."""
@@ -158,11 +171,15 @@ class Breakers:
         for name in [name for name, known in self._open.items() if known.next_try_s < stale_s]:
             self._open.pop(name).num_failures = self.config.failures - 1
 
-    async def _give_up_later(self, call: Call[Any]) -> None:
+    async def _give_up_later(self, call: Call[Any], end: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+        waits = [loop.create_task(call.ready()), loop.create_task(self.clock.sleep_s(min(self._limit_s, _TRY_S_MAX)))]
         try:
-            await self.clock.sleep_s(min(self._limit_s, _TRY_S_MAX))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            call.cancel()
+            for wait in waits:
+                wait.cancel()
+            end()
 
     def sent(self, replica: str) -> None:
         """Note that a replica gets a call."""
@@ -191,24 +208,29 @@ class Breakers:
         self._took_s.append(known.heard_s - sent_s)
         self._open.pop(replica, None)
 
-    def given_up(self, replica: str, sent_s: float) -> None:
+    def given_up(self, replica: str, sent_s: float) -> bool:
         """Note that a call is waited for no longer.
 
         Args:
             replica: That has it.
             sent_s: Since when, monotonic seconds.
+
+        Returns:
+            Whether the replica's breaker has opened with that.
         """
         known, now_s = self._replicas.get(replica), self.clock.monotonic_s()
         if known is None or now_s - max(sent_s, known.heard_s) < self.silent_s() - _SLACK_S:
-            return
+            return False
         if now_s - known.failed_s < self.config.apart_ms / 1e3:
-            return
+            return False
         known.failed_s = now_s
         known.num_failures += 1
-        if known.num_failures >= self.config.failures and replica not in self._open:
-            known.next_try_s = now_s + self.config.open_ms / 1e3
-            self._open[replica] = known
-            self.num_opened += 1
+        if known.num_failures < self.config.failures or replica in self._open:
+            return False
+        known.next_try_s = now_s + self.config.open_ms / 1e3
+        self._open[replica] = known
+        self.num_opened += 1
+        return True
 
 
 class Trip:
@@ -217,16 +239,22 @@ class Trip:
     Args:
         breakers: Of the station that is called.
         only: The one replica that it may go to; None: any.
+        may_stay: Whether the call may be left to try its replica when nobody waits for it any longer.
+
+    Attributes:
+        is_left: Whether that has happened.
     """
 
-    __slots__ = ("_breakers", "_is_over", "_replica", "_sent_s", "only")
+    __slots__ = ("_breakers", "_is_over", "_may_stay", "_replica", "_sent_s", "is_left", "only")
 
-    def __init__(self, breakers: Breakers, only: str | None = None) -> None:
+    def __init__(self, breakers: Breakers, only: str | None = None, *, may_stay: bool = False) -> None:
         self.only = only
         self._breakers = breakers
+        self._may_stay = may_stay
         self._replica: str | None = None
         self._sent_s = 0.0
         self._is_over = False
+        self.is_left = False
 
     @contextmanager
     def being_made(self) -> Iterator[None]:
@@ -261,11 +289,29 @@ class Trip:
             self._breakers.answered(self._replica, self._sent_s)
         self._is_over = True
 
-    def given_up(self) -> None:
-        """Note that nobody waits for the answer any longer; nothing when it has come."""
-        if self._replica is not None and not self._is_over:
-            self._breakers.given_up(self._replica, self._sent_s)
+    def given_up(self, call: Call[Any], stop: Callable[[], object]) -> None:
+        """Stop a call, as nobody waits for its answer any longer; one that opens its replica's breaker is left to try.
+
+        Args:
+            call: The call.
+            stop: Stops it; harmless when it has ended.
+        """
+        if self.is_left:
+            return
+        if self._opens_breaker() and self._may_stay:
+            self.is_left = True
+            self._breakers.leave(call, partial(self._end, stop))
+        else:
+            self._end(stop)
+
+    def _opens_breaker(self) -> bool:
+        if self._replica is None or self._is_over:
+            return False
+        return self._breakers.given_up(self._replica, self._sent_s)
+
+    def _end(self, stop: Callable[[], object]) -> None:
         self._is_over = True
+        stop()
 
     def lost(self) -> None:
         """Note that the call broke on its way, which says nothing of whether its replica answers."""

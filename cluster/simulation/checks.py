@@ -164,6 +164,12 @@ def _tries(report: Report) -> Iterator[str]:
         if call.started_s - before_s < period_s:
             yield f"{call.tries} is tried by {call.caller} at {before_s:.3f} s and again at {call.started_s:.3f} s"
         last_s[call.caller, call.tries] = call.started_s
+    breaker = report.config.breaker
+    apart_s = (breaker.failures - 1) * breaker.apart_ms / 1e3 - SLACK_S
+    left = sorted((call.caller, call.replica, call.left_s) for call in report.calls if call.left_s is not None)
+    for (caller, replica, at_s), (caller_after, replica_after, after_s) in itertools.pairwise(left):
+        if (caller, replica) == (caller_after, replica_after) and after_s - at_s < apart_s:
+            yield f"{replica} is left a call by {caller} at {at_s:.3f} s and again at {after_s:.3f} s"
 
 
 def _late_work(report: Report) -> Iterator[str]:
@@ -178,6 +184,8 @@ def _late_work(report: Report) -> Iterator[str]:
         over_s = ended.get(call.asker)
         if over_s is None or call.method in _LATE or call.is_excused or call.began_s is None:
             continue
+        if call.left_s is not None and call.left_s <= over_s + SLACK_S:
+            continue  # bounded by `_tries`
         last_s = call.began_s if call.ended_s is None else call.ended_s
         if last_s > over_s + way_s:
             yield (

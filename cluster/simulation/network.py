@@ -61,6 +61,8 @@ class CallRecord:
         is_excused: Its cancellation was lost, or its replica was silent: nobody could end it in time.
         caller: Ingress replica that made it.
         tries: Replica that it tries, whose breaker is open; empty for a call that somebody waits for.
+        replica: That got it last.
+        left_s: When its caller left it to try that replica: nobody waits for its answer any longer.
     """
 
     station: str
@@ -72,6 +74,8 @@ class CallRecord:
     is_excused: bool = False
     caller: str = ""
     tries: str = ""
+    replica: str = ""
+    left_s: float | None = None
 
 
 class Replica:
@@ -197,16 +201,19 @@ class SimulatedCall(LocalCall):
     Args:
         task: Carries it out.
         trip: Told how it ended.
+        record: Told whether it is left to try its replica.
     """
 
-    def __init__(self, task: asyncio.Task[Any], trip: Trip) -> None:
+    def __init__(self, task: asyncio.Task[Any], trip: Trip, record: CallRecord) -> None:
         super().__init__(task)
         self._trip = trip
+        self._record = record
 
     def cancel(self) -> None:
         """Give the call up."""
-        self._trip.given_up()
-        super().cancel()
+        self._trip.given_up(self, super().cancel)
+        if self._trip.is_left and self._record.left_s is None:
+            self._record.left_s = self._task.get_loop().time()
 
     @property
     def patience_s(self) -> float:
@@ -250,8 +257,8 @@ class SimulatedHandle:
         asker = "" if task is None or only is not None else task.get_name()
         record = CallRecord(self.name, method, asker, loop.time(), caller=self._caller, tries=only or "")
         self._network.calls.append(record)
-        trip = Trip(self._breakers, only)
-        return SimulatedCall(loop.create_task(self._run(record, trip, args)), trip)
+        trip = Trip(self._breakers, only, may_stay=only is None and method in TRIES)
+        return SimulatedCall(loop.create_task(self._run(record, trip, args)), trip, record)
 
     async def _run(self, record: CallRecord, trip: Trip, args: tuple[object, ...]) -> object:
         network = self._network
@@ -259,6 +266,7 @@ class SimulatedHandle:
         await network.travel(self.name)
         replica = await self._find_replica(_key(record, args), trip.only)
         trip.sent_to(replica.name)
+        record.replica = replica.name
         work = network.loop.create_task(self._serve(record, replica, values))
         replica.running[work] = None
         work.add_done_callback(lambda done: replica.running.pop(done, None))

@@ -17,7 +17,8 @@ from services.ingress.admission import Gate, RankGate
 from services.ingress.leg import Leg
 from services.speculative.store import EmbeddingStore
 from services.worker import Worker
-from shared.breaker import Breakers
+from shared.breaker import Breakers, Trip
+from shared.handle import Call
 from shared.hashing import EntityId, store_token
 
 SEEDS_MAX = 500
@@ -108,6 +109,15 @@ def try_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Breakers, "try_silent", try_again)
 
 
+def leave_all(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is given up goes on, as if it had opened a breaker."""
+
+    def leave(self: Trip, call: Call[Any], stop: Callable[[], object]) -> None:
+        self.is_left = True
+
+    patch.setattr(Trip, "given_up", leave)
+
+
 PLANTS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
     "lost cancellation": (lose_cancellation, "went on until", (1, 2, 7, 10)),
     "crossed batch result": (cross_results, "values that nothing explains", (22, 29, 30, 58)),
@@ -115,6 +125,7 @@ PLANTS: dict[str, tuple[Plant, str, tuple[int, ...]]] = {
     "retry storm": (storm_with_retries, "calls of", (2, 8, 17, 59)),
     "embeddings outlive their user": (outlive_their_user, "forgotten before", (37, 41, 58, 201)),
     "tries without end": (try_without_end, "is tried by", (186, 289, 314, 344)),
+    "calls left without end": (leave_all, "is left a call", (1, 2, 3, 4)),
     "queue without bound": (queue_without_bound, "requests in flight, limit", (28, 31, 32, 41)),
 }
 """Bug -> how it is planted, the rule that it breaks, and seeds that have found it; others may, after a change."""

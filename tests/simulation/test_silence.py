@@ -14,18 +14,20 @@ from services.ingress.config import IngressConfig
 from shared.errors import OverloadedError
 
 RATE, CALM_S, SILENT_S, END_S = 20.0, 3.0, 4.0, 8.0
+SHORT_S = 0.7
+"""A silence in which breakers open, and which ends before a call that is left is stopped."""
 STATIONS = ("sequence", "embedding:0", "speculative", "ranking:full")
 CONFIG = IngressConfig()
 OPEN_S = 1.3
 """Until a breaker has opened: what waits for a limit began before."""
 
 
-def silent_world(station: str, num_replicas: int = 1, seed: int = 1) -> World:
+def silent_world(station: str, num_replicas: int = 1, seed: int = 1, silent_s: float = SILENT_S) -> World:
     """Return a steady load that the mesh bears easily, half of it with small budgets, and one silence."""
     rng, at_s, asks = random.Random(seed), 0.0, []
     while (at_s := at_s + rng.expovariate(RATE)) < END_S:
         asks.append(Ask(at_s, rng.randrange(NUM_INGRESS), rng.randrange(USERS), (1, 2, 3), rng.choice((300, 1_000))))
-    fault = Fault(CALM_S, "silent", station, 0, SILENT_S)
+    fault = Fault(CALM_S, "silent", station, 0, silent_s)
     return World(seed, WireConfig(ongoing_max=32), num_replicas, 0.008, tuple(asks), (), (fault,))
 
 
@@ -77,3 +79,17 @@ def test_with_another_replica_few_answers_are_not_whole(station: str) -> None:
     assert len(marked(report.outcomes)) <= (CONFIG.breaker.failures + 4) * NUM_INGRESS
     later = between(report, CALM_S + OPEN_S, END_S)
     assert len(marked(later)) <= CONFIG.breaker.failures
+
+
+@pytest.mark.parametrize("station", ["sequence", "embedding:0", "ranking:full"])
+def test_after_a_short_silence_no_answer_is_marked(station: str) -> None:
+    """As of a replica without a core in a burst: the calls that opened its breakers are answered and close them."""
+    num_left = 0
+    for seed in range(1, 5):
+        report = simulate(silent_world(station, seed=seed, silent_s=SHORT_S), CONFIG)
+        assert list(safety(report)) == []
+        num_left += sum(call.left_s is not None for call in report.calls)
+        after = between(report, CALM_S + SHORT_S + 0.05, END_S)
+        assert len(after) > 50
+        assert marked(after) == []
+    assert num_left > 0

@@ -17,7 +17,13 @@ from shared.clock import ManualClock
 from shared.errors import OverloadedError, StageSilentError, StageUnavailableError, StoreUnavailableError
 from tests.unit.cluster.fake_serve import FakeReference, FakeResponse, FakeServeHandle
 
-TRANSPORTS: dict[str, Transport] = {"make": "reference", "use": "reference", "weigh": "by_size", "append": "value"}
+TRANSPORTS: dict[str, Transport] = {
+    "make": "reference",
+    "use": "reference",
+    "weigh": "by_size",
+    "append": "value",
+    "encode": "reference",
+}
 VALUE_BYTES_MAX = 1_000
 
 
@@ -431,3 +437,46 @@ async def test_a_copy_that_is_not_answered_is_given_up_at_the_limit() -> None:
     await settle()
     assert watched.serve.last.was_stopped
     assert watched.breakers.open == ["replica-0"]
+
+
+@pytest.mark.parametrize("method", ["lookup", "encode"])
+async def test_the_call_that_opens_a_breaker_goes_on_and_its_answer_closes_it(method: str) -> None:
+    """By value and by reference: a station that had no processor answers what it was asked as soon as it has one."""
+    watched = Watched()
+    call = watched.station.call(method, needed=True)
+    response = watched.serve.last
+    response.choose("replica-0")
+    await watched.clock.advance(0.3)
+    for _ in range(2):  # the leg that is dropped, and the request at its end
+        call.cancel()
+    await settle()
+    assert watched.breakers.open == ["replica-0"]
+    assert not response.was_stopped
+    response.put("rows")
+    await settle()
+    assert watched.breakers.open == []
+    watched.station.call(method)
+    await watched.clock.advance(1.0)
+
+
+async def test_the_call_that_opens_a_breaker_is_stopped_at_the_limit() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("lookup")
+    stopped = [watched.serve.last.was_stopped]
+    await watched.clock.advance(0.3)
+    await settle()
+    assert [*stopped, watched.serve.last.was_stopped] == [False, True]
+    assert watched.breakers.open == ["replica-0"]
+
+
+async def test_a_copy_by_reference_closes_the_breaker_too() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("append")
+    await watched.clock.advance(0.6)
+    with pytest.raises(StageSilentError):
+        watched.station.call("encode", 2)
+    watched.serve.last.choose("replica-0")
+    watched.serve.last.put("state")
+    await settle()
+    assert watched.breakers.open == []
+    await watched.clock.advance(1.0)

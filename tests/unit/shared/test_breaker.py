@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,6 +33,11 @@ def breakers(clock: HandClock) -> Breakers:
     return breakers
 
 
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def answer(breakers: Breakers, clock: HandClock, replica: str, number: int = 1, taken_s: float = 0.01) -> None:
     for _ in range(number):
         trip = Trip(breakers)
@@ -45,7 +51,24 @@ def leave_unanswered(breakers: Breakers, clock: HandClock, replica: str, number:
         trip = Trip(breakers)
         trip.sent_to(replica)
         clock.pass_s(taken_s)
-        trip.given_up()
+        PendingCall().give_up(trip)
+
+
+class PendingCall:
+    """A call that ends when a test says so, and counts how often it is stopped."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+        self.num_stopped = 0
+
+    def give_up(self, trip: Trip) -> None:
+        trip.given_up(cast(Any, self), self.cancel)
+
+    async def ready(self) -> None:
+        await self.end.wait()
+
+    def cancel(self) -> None:
+        self.num_stopped += 1
 
 
 def test_a_few_unanswered_calls_in_a_row_open_it(breakers: Breakers, clock: HandClock) -> None:
@@ -74,7 +97,7 @@ def test_a_replica_that_answers_others_is_slow_and_not_silent(breakers: Breakers
         quick.answered()
         clock.pass_s(0.1)
         assert slow.patience_s == pytest.approx(0.1)
-        slow.given_up()
+        PendingCall().give_up(slow)
     assert breakers.open == []
 
 
@@ -110,24 +133,21 @@ def test_what_is_given_up_at_one_moment_counts_once(breakers: Breakers, clock: H
         trip.sent_to("a")
     clock.pass_s(5.0)
     for trip in trips:
-        trip.given_up()
+        PendingCall().give_up(trip)
         clock.pass_s(0.004)
     assert breakers.open == []
 
 
-class Tried:
-    """Counts the calls that try replicas, and those that are given up."""
+class Tried(PendingCall):
+    """Counts the calls that try replicas too."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.names: list[str] = []
-        self.num_given_up = 0
 
     def __call__(self, name: str) -> Any:
         self.names.append(name)
         return self
-
-    def cancel(self) -> None:
-        self.num_given_up += 1
 
 
 async def test_with_no_replica_left_calls_are_refused_and_copies_try(breakers: Breakers, clock: HandClock) -> None:
@@ -144,7 +164,57 @@ async def test_with_no_replica_left_calls_are_refused_and_copies_try(breakers: B
     assert sorted(tried.names) == ["a"] * 2 + ["b"] * 2, "each is tried twice a second, however many calls there are"
     assert (breakers.num_refused, breakers.num_tried) == (100, 4)
     await clock.advance(0.4)
-    assert tried.num_given_up == 4
+    assert tried.num_stopped == 4
+
+
+class Left:
+    """The last of the calls that opened the breaker of a replica."""
+
+    def __init__(self, breakers: Breakers, clock: HandClock, *, may_stay: bool = True) -> None:
+        leave_unanswered(breakers, clock, "a", 2)
+        self.call, self.trip = PendingCall(), Trip(breakers, may_stay=may_stay)
+        self.trip.sent_to("a")
+        clock.pass_s(0.3)
+        self.call.give_up(self.trip)
+        assert breakers.open == ["a"]
+
+
+async def test_the_call_that_opens_a_breaker_is_left_to_try_and_its_answer_closes_it(
+    breakers: Breakers, clock: HandClock
+) -> None:
+    left = Left(breakers, clock)
+    left.call.give_up(left.trip)  # a request gives up all of its calls at its end
+    assert (left.call.num_stopped, left.trip.is_left, breakers.num_tried) == (0, True, 1)
+    await clock.advance(0.1)
+    left.trip.answered()
+    left.call.end.set()
+    assert breakers.open == []
+    await settle()
+    assert not breakers._tries, "what has ended is not watched"
+
+
+async def test_a_call_that_was_left_is_stopped_at_the_limit(breakers: Breakers, clock: HandClock) -> None:
+    left = Left(breakers, clock)
+    await clock.advance(0.39)
+    assert left.call.num_stopped == 0
+    await clock.advance(0.02)
+    assert left.call.num_stopped == 1
+    assert (breakers.open, breakers.num_opened) == (["a"], 1)
+    assert left.trip.patience_s == math.inf
+
+
+async def test_only_what_opens_a_breaker_is_left_and_only_if_it_changes_nothing(
+    breakers: Breakers, clock: HandClock
+) -> None:
+    stays = Left(breakers, clock, may_stay=False)
+    assert (stays.call.num_stopped, breakers.num_tried) == (1, 0)
+    for _ in range(5):
+        trip, call = Trip(breakers, may_stay=True), PendingCall()
+        trip.sent_to("a")
+        clock.pass_s(0.3)
+        call.give_up(trip)
+        assert call.num_stopped == 1
+    assert breakers.num_tried == 0
 
 
 def test_a_station_without_replicas_is_not_a_silent_one(breakers: Breakers, clock: HandClock) -> None:
@@ -198,7 +268,7 @@ def test_a_call_that_broke_or_has_ended_says_nothing_more(breakers: Breakers, cl
             trip.sent_to("a")
             clock.pass_s(0.3)
             end(trip)
-            trip.given_up()
+            PendingCall().give_up(trip)
             assert trip.patience_s == math.inf
     assert breakers.open == []
 
@@ -207,7 +277,7 @@ def test_a_call_that_no_replica_has_is_not_in_vain(breakers: Breakers, clock: Ha
     trip = Trip(breakers)
     clock.pass_s(1.0)
     assert trip.patience_s == math.inf
-    trip.given_up()
+    PendingCall().give_up(trip)
 
 
 def test_replicas_that_are_gone_are_forgotten_for_good(breakers: Breakers, clock: HandClock) -> None:
@@ -216,6 +286,6 @@ def test_replicas_that_are_gone_are_forgotten_for_good(breakers: Breakers, clock
     leave_unanswered(breakers, clock, "a", 3)
     breakers.keep({"b"})
     assert breakers.open == []
-    trip.given_up()
+    PendingCall().give_up(trip)
     breakers.answered("a", 0.0)
     assert not breakers._replicas

@@ -32,8 +32,7 @@ class WatchedCall(LocalCall):
         return self._trip.patience_s
 
     def cancel(self) -> None:
-        self._trip.given_up()
-        super().cancel()
+        self._trip.given_up(self, super().cancel)
 
 
 class WatchedHandle(LocalHandle):
@@ -51,7 +50,7 @@ class WatchedHandle(LocalHandle):
         if not needed:
             self.breakers.check(["replica-0"])
         self.calls.append((method, needed))
-        return WatchedCall(start(method, *args)._task, Trip(self.breakers))
+        return WatchedCall(start(method, *args)._task, Trip(self.breakers, may_stay=method in TRIES))
 
 
 class HandClock(ManualClock):
