@@ -91,6 +91,25 @@ def normal_ms(calm: Sequence[Observed], slack: float) -> float:
     return float(np.quantile(latencies, 0.99)) * slack
 
 
+def in_time_of(observed: Sequence[Observed], begin_s: float, end_s: float, limit_ms: float) -> list[Observed]:
+    """Return the requests that a fault may have touched, by due time.
+
+    Who was on the way when a fault struck, and not late yet, met that fault and no earlier one.
+
+    Args:
+        observed: Requests by due time.
+        begin_s: When the fault was put in.
+        end_s: When the next one was, or the end of the load.
+        limit_ms: Normal latency.
+    """
+    return [each for each in observed if _met(each, begin_s, limit_ms) and not _met(each, end_s, limit_ms)]
+
+
+def _met(each: Observed, fault_s: float, limit_ms: float) -> bool:
+    waited_ms = (fault_s - each.due_s) * 1e3
+    return waited_ms <= 0 or waited_ms < min(each.latency_ms, limit_ms)
+
+
 def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit_ms: float) -> float | None:
     """Return how long after a fault the mesh was itself again: the begin of the first second of normal answers.
 
@@ -106,7 +125,7 @@ def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit
     Returns:
         Seconds; 0 when no answer was touched; None when it was not itself again by ``end_s``.
     """
-    window = [each for each in observed if begin_s <= each.due_s < end_s]
+    window = in_time_of(observed, begin_s, end_s, limit_ms)
     touched = [each.outcome != "ok" or each.latency_ms > limit_ms for each in window]
     if not any(touched):
         return 0.0
@@ -121,11 +140,17 @@ def recovery_s(observed: Sequence[Observed], begin_s: float, end_s: float, limit
     return None
 
 
-def relapses(observed: Sequence[Observed], begin_s: float, end_s: float, recovered_s: float | None) -> int:
-    """Return how many answers after the recovery from a fault, and before the next, were not whole."""
+def relapses(window: Sequence[Observed], begin_s: float, recovered_s: float | None) -> int:
+    """Return how many answers after the recovery from a fault were not whole.
+
+    Args:
+        window: ``in_time_of`` the fault.
+        begin_s: When it was put in.
+        recovered_s: ``recovery_s`` of it.
+    """
     if recovered_s is None:
         return 0
-    return sum(each.outcome != "ok" and begin_s + recovered_s <= each.due_s < end_s for each in observed)
+    return sum(each.outcome != "ok" and begin_s + recovered_s <= each.due_s for each in window)
 
 
 def ends_of(faults: Sequence[Injected], duration_s: float, pair_gap_s: float = 0.0) -> list[float]:

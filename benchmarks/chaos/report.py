@@ -17,6 +17,7 @@ from benchmarks.chaos.outcome import (
     Observed,
     degraded_by,
     ends_of,
+    in_time_of,
     normal_ms,
     not_allowed,
     recovery_s,
@@ -246,7 +247,7 @@ def _amount(value: float, in_bytes: bool) -> str:
 
 
 def _fault_document(fault: Injected, observed: Sequence[Observed], end_s: float, limit_ms: float) -> dict[str, Any]:
-    window = [each for each in observed if fault.at_s <= each.due_s < end_s]
+    window = in_time_of(observed, fault.at_s, end_s, limit_ms)
     outcomes, costs = Counter(each.outcome for each in window), Counter(each.cost for each in window)
     recovered_s = recovery_s(observed, fault.at_s, end_s, limit_ms)
     return {
@@ -256,7 +257,7 @@ def _fault_document(fault: Injected, observed: Sequence[Observed], end_s: float,
         "what": fault.what,
         "error": fault.error,
         "recovery_s": _rounded(recovered_s),
-        "relapses": relapses(observed, fault.at_s, end_s, recovered_s),
+        "relapses": relapses(window, fault.at_s, recovered_s),
         "ok": outcomes["ok"],
         "degraded": outcomes["degraded"],
         "shed": outcomes["shed"],

@@ -7,6 +7,7 @@ from benchmarks.chaos.outcome import (
     Observed,
     degraded_by,
     ends_of,
+    in_time_of,
     normal_ms,
     not_allowed,
     recovery_s,
@@ -48,8 +49,26 @@ def test_a_fault_that_shows_late_has_not_recovered_before() -> None:
 def test_a_mesh_that_is_well_for_a_second_and_then_worse_has_relapsed() -> None:
     observed = answers({5.25: "degraded", 12.0: "failed", 20.0: "failed"}, until_s=30.0)
     assert recovery_s(observed, 5.0, 20.0, LIMIT_MS) == pytest.approx(0.5)
-    assert relapses(observed, 5.0, 20.0, 0.5) == 1
-    assert relapses(observed, 5.0, 20.0, None) == 0
+    window = in_time_of(observed, 5.0, 20.0, LIMIT_MS)
+    assert relapses(window, 5.0, 0.5) == 1
+    assert relapses(window, 5.0, None) == 0
+
+
+def test_who_is_on_the_way_when_a_fault_strikes_met_that_one() -> None:
+    observed = answers({10.0: "degraded"}, slow={10.0: 700.0})
+    former, latter = (
+        in_time_of(observed, begin_s, end_s, LIMIT_MS) for begin_s, end_s in ((5.0, 10.01), (10.01, 20.0))
+    )
+    assert {each.outcome for each in former} == {"ok"}
+    assert [each.due_s for each in latter][:2] == [10.0, 10.25]
+    assert recovery_s(observed, 5.0, 10.01, LIMIT_MS) == 0.0
+    assert recovery_s(observed, 10.01, 20.0, LIMIT_MS) == pytest.approx(0.24)
+
+
+def test_who_was_late_or_answered_when_a_fault_struck_met_the_former() -> None:
+    observed = answers({9.75: "degraded"}, slow={9.75: 700.0})
+    assert "degraded" in {each.outcome for each in in_time_of(observed, 5.0, 10.0, LIMIT_MS)}
+    assert in_time_of(observed, 10.06, 20.0, LIMIT_MS)[0].due_s == 10.25, "50 ms after 10.0 it had been answered"
 
 
 def test_slow_answers_count_until_a_second_has_none() -> None:
