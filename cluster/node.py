@@ -29,7 +29,7 @@ from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
 from cluster.pulse import Pulse
 from cluster.raylets import Raylets
-from cluster.rollout import Rollouts, RolloutThread
+from cluster.rollout import FolderDesk, Rollouts, RolloutThread
 from cluster.stations import Place
 from cluster.watch import StationWatch
 from shared.clock import SystemClock
@@ -145,7 +145,8 @@ class Node:
         """
         store = WeightStore(place.weights_url)
         control = ServeControl(self._config)
-        rollouts = Rollouts(store, place.version, control, folder, self._config.updates, SystemClock(), logger)
+        desk = FolderDesk(store, folder)
+        rollouts = Rollouts(desk, place.version, control, self._config.updates, SystemClock(), logger)
         self._rollouts = RolloutThread(rollouts)
         self._rollouts.start()
         self._watch = StationWatch(_start_failures, logger)

@@ -54,6 +54,8 @@ class UpdatesConfig(Config):
     Args:
         follow: Whether the deltas of the served version are followed.
         period_s: Time between rounds: what came in between is applied together.
+        confirm_s: After so long without news every replica is told again what to hold, and the ingress what to rank
+            with: a replica that began to serve just when the others were told has missed it.
         busy_share: Share of the time in which one station or another takes deltas up: they do so one after the other,
             with pauses between them that are as much longer than what the last one took. Where cores are scarce that
             takes longer, so fewer states come, each of all deltas that came meanwhile. 1: without pauses.
@@ -67,6 +69,7 @@ class UpdatesConfig(Config):
 
     follow: bool = True
     period_s: float = Field(1.0, gt=0, le=3600)
+    confirm_s: float = Field(10.0, gt=0, le=3600)
     busy_share: float = Field(0.1, gt=0, le=1)
     spread_s_max: float = Field(8.0, ge=0, le=3600)
     hold_timeout_s: float = Field(5.0, gt=0)
@@ -99,6 +102,77 @@ class RolloutRequest(BaseModel):
         staged = folder / f"{REQUEST_FILE}.{self.id}"
         staged.write_text(self.model_dump_json(), encoding="utf-8")
         staged.replace(folder / REQUEST_FILE)
+
+
+class Desk(Protocol):
+    """What the loop looks at in each round: what there is to roll out, and what is asked for."""
+
+    def latest(self) -> str:
+        """Return the newest version.
+
+        Raises:
+            RankMeshError: there is none.
+        """
+        ...
+
+    def check(self, version: str) -> None:
+        """Check that a version is there and whole.
+
+        Raises:
+            RankMeshError: it is not.
+        """
+        ...
+
+    def newest_delta(self, version: str) -> int:
+        """Return the number of the newest delta of a version, 0 where there is none."""
+        ...
+
+    def is_asked(self) -> bool:
+        """Return whether a request waits."""
+        ...
+
+    def take(self) -> bytes | None:
+        """Return the request that waits, which does so no longer; None: there is none."""
+        ...
+
+
+class FolderDesk:
+    """A weight store, and the folder of a mesh into which requests are written.
+
+    Args:
+        store: The store.
+        folder: The folder.
+    """
+
+    def __init__(self, store: WeightStore, folder: Path) -> None:
+        self._store = store
+        self._path = folder / REQUEST_FILE
+
+    def latest(self) -> str:
+        """Return the newest version of the store."""
+        return self._store.latest()
+
+    def check(self, version: str) -> None:
+        """Open a version."""
+        self._store.open(version)
+
+    def newest_delta(self, version: str) -> int:
+        """Return the number of the last delta in the version's log."""
+        numbers = DeltaLog(self._store, version).sequences()
+        return numbers[-1] if numbers else 0
+
+    def is_asked(self) -> bool:
+        """Return whether the file is there."""
+        return self._path.exists()
+
+    def take(self) -> bytes | None:
+        """Read the file and remove it."""
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        self._path.unlink(missing_ok=True)
+        return text
 
 
 class MeshControl(Protocol):
@@ -142,10 +216,9 @@ class Rollouts:
     """The loop of one mesh.
 
     Args:
-        store: The weight store.
+        desk: What there is, and what is asked for.
         version: Version that the mesh has started with.
         control: Its replicas.
-        folder: Of the mesh; requests come into it.
         config: Periods and limits.
         clock: Time.
         logger: Told of every change and refusal.
@@ -153,27 +226,27 @@ class Rollouts:
 
     def __init__(
         self,
-        store: WeightStore,
+        desk: Desk,
         version: str,
         control: MeshControl,
-        folder: Path,
         config: UpdatesConfig,
         clock: Clock,
         logger: JsonLogger,
     ) -> None:
-        self._store = store
+        self._desk = desk
         self._control = control
-        self._folder = folder
         self._config = config
         self._clock = clock
         self._logger = logger.bind(service="rollout")
         self._base = version
-        self._before: str | None = None  # served until a moment ago: a late ingress may still ask for it
+        self._replaced: frozenset[str] = frozenset()  # what the last order before this one ranked with
+        self._before: frozenset[str] = frozenset()  # what an ingress may rank with that does not know better yet
         self._previous: str | None = None  # what a roll-back returns to
         self._try: _Try | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset({version})
         self._is_stale = False
+        self._told_s = clock.monotonic_s()
         self.order = ServingOrder.first(version)
 
     async def run(self) -> None:
@@ -197,17 +270,24 @@ class Rollouts:
         if self._try is not None and self._try.phase == "canary":
             canary = version_stamp(self._try.request.version, newest[self._try.request.version])
         wanted = [target, canary, None if self._try is None else self._try.request.version]
+        if self._now_s() - self._told_s >= self._config.confirm_s:
+            self._told, self._is_stale = frozenset(), True
         if self._is_settled(wanted):
             return
         found = _Round()
         if (hold := self._to_hold(wanted)) != self._told:
             self._publish(self.order.model_copy(update={"held": tuple(sorted(hold))}))
             found.replies = await self._hold(sorted(hold))
+            self._told_s = self._now_s()
             # Refused, late or lost: the next round asks again.
             self._told = hold if all(_hold(found.replies, stamp) for stamp in hold) else frozenset()
         self._advance(target, canary, found.replies)
         found.reports = await self._serve()
         self._judge(found)
+
+    def _now_s(self) -> float:
+        """Return the seconds that periods are measured by: a clock that is set must not end a watch."""
+        return self._clock.monotonic_s()
 
     # --- what is wanted -------------------------------------------------------------------------------------------
 
@@ -219,21 +299,21 @@ class Rollouts:
 
     def _newest(self, base: str) -> int:
         """Return the number of the newest delta of a version, 0 where they are not followed."""
-        if not self._config.follow:
-            return 0
-        numbers = DeltaLog(self._store, base).sequences()
-        return numbers[-1] if numbers else 0
+        return self._desk.newest_delta(base) if self._config.follow else 0
 
     def _to_hold(self, wanted: Iterable[str | None]) -> frozenset[str]:
         """Return every state that is asked for, may be, or shall be soon."""
-        held = (self.order.version, self.order.canary, self._before, self._previous, *wanted)
-        return frozenset(stamp for stamp in held if stamp is not None) | self._in_flight
+        held = (self.order.version, self.order.canary, self._previous, *wanted)
+        return frozenset(stamp for stamp in held if stamp is not None) | self._before | self._in_flight
 
     def _is_settled(self, wanted: Iterable[str | None]) -> bool:
         """Return whether there is nothing to do: all is held and served, nothing is tried, nothing has changed."""
         asked = {stamp for stamp in wanted if stamp is not None}
         served = {stamp for stamp in (self.order.version, self.order.canary) if stamp is not None}
-        return asked <= served and self._try is None and not self._is_stale and bool(self._told)
+        if not asked <= served or self._try is not None or self._is_stale:
+            return False
+        # States of one version are let go of with the next delta, a whole version at once.
+        return _bases(self._told) == _bases(self._to_hold(wanted))
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -251,7 +331,7 @@ class Rollouts:
                 calls[name] = asyncio.create_task(self._control.hold(name, stamps, self._config.hold_timeout_s))
                 await asyncio.wait([calls[name]], timeout=TURN_S)
                 took_s = self._clock.monotonic_s() - begin_s
-                pause_s = 0.0 if self._is_asked() else min(took_s * (1 / self._config.busy_share - 1), left_s)
+                pause_s = 0.0 if self._desk.is_asked() else min(took_s * (1 / self._config.busy_share - 1), left_s)
                 left_s -= pause_s
                 await self._clock.sleep_s(pause_s)
             return dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
@@ -262,19 +342,16 @@ class Rollouts:
     def _is_loading(self) -> bool:
         return self._try is not None and self._try.phase == "loading"
 
-    def _is_asked(self) -> bool:
-        """Return whether a request waits for the next round."""
-        return (self._folder / REQUEST_FILE).exists()
-
     def _advance(self, target: str, canary: str | None, replies: Replies) -> None:
         """Order what all replicas hold."""
         order, held = self.order, self._told | _held_by_all(replies)
         update: dict[str, Any] = {}
         if target != order.version and target in held:
-            update["version"], self._before = target, order.version
+            update["version"] = target
         if canary is not None and canary != order.canary and canary in held:
             update["canary"] = canary
         if update:
+            self._retire()
             self.order = order.model_copy(update=update)
             self._is_stale = True
         base, served = parse_stamp(self.order.version)
@@ -290,11 +367,11 @@ class Rollouts:
             self._drop("refused", refusal)
         elif version in held:
             if request.share > 0:
-                tried.phase, tried.since_s = "canary", self._clock.now_s()
+                tried.phase, tried.since_s = "canary", self._now_s()
                 self._change("canary", canary=version, share=request.share)
             else:
                 self._promote(tried)
-        elif self._clock.now_s() - tried.since_s > self._config.load_timeout_s:
+        elif self._now_s() - tried.since_s > self._config.load_timeout_s:
             limit_s = self._config.load_timeout_s
             self._drop("refused", f"not every replica holds it after {limit_s:.0f} s: {_why_not(replies, version)}")
         else:
@@ -314,7 +391,15 @@ class Rollouts:
             return ()
         self._in_flight = frozenset(in_flight)
         self._is_stale = False
+        # The state before stays for an ingress that starts just now; a whole version would be too much for that.
+        base = parse_stamp(self.order.version)[0]
+        self._before = frozenset(stamp for stamp in self._replaced if parse_stamp(stamp)[0] == base)
         return reports
+
+    def _retire(self) -> None:
+        """Keep what requests are ranked with now until no ingress replica can choose it any more."""
+        self._replaced = frozenset(stamp for stamp in (self.order.version, self.order.canary) if stamp is not None)
+        self._before |= self._replaced
 
     def _judge(self, found: _Round) -> None:
         """Watch the canary: take it back, go on watching, or give it to all."""
@@ -325,12 +410,12 @@ class Rollouts:
         self._tell(figures=measured)
         if reason := alarm(self._config.canary, measured):
             self._drop("rolled_back", reason)
-        elif self._clock.now_s() - self._try.since_s >= self._try.request.watch_s:
+        elif self._now_s() - self._try.since_s >= self._try.request.watch_s:
             self._promote(self._try)
 
     def _promote(self, tried: _Try) -> None:
         version = tried.request.version
-        self._previous = self._before = self.order.version
+        self._previous = self.order.version
         self._base = version
         stamp = self.order.canary or version
         self._try = None
@@ -342,12 +427,8 @@ class Rollouts:
         self._change(phase, canary=None, reason=reason)
 
     def _take_request(self) -> None:
-        path = self._folder / REQUEST_FILE
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
+        if (text := self._desk.take()) is None:
             return
-        path.unlink(missing_ok=True)
         try:
             request = RolloutRequest.model_validate_json(text)
         except ValidationError as error:
@@ -362,9 +443,9 @@ class Rollouts:
             return
         try:
             if request.version == LATEST:
-                request = request.model_copy(update={"version": self._store.latest()})
+                request = request.model_copy(update={"version": self._desk.latest()})
                 rollout = rollout.model_copy(update={"version": request.version})
-            self._store.open(request.version)
+            self._desk.check(request.version)
         except RankMeshError as error:
             self._answer(rollout, error.message)
             return
@@ -372,8 +453,8 @@ class Rollouts:
             self._answer(rollout, "it is the version that serves")
             return
         # One version at most is held beside the one that serves and the one that comes.
-        self._previous, self._before = None, None
-        self._try = _Try(request, self._clock.now_s())
+        self._previous = None
+        self._try = _Try(request, self._now_s())
         self.order = self.order.model_copy(
             update={"rollout": rollout.model_copy(update={"previous": self.order.version})}
         )
@@ -397,7 +478,7 @@ class Rollouts:
             self._drop("rolled_back", "asked for")
         elif self._previous is not None:
             back, self._previous = self._previous, None
-            self._base, self._before = parse_stamp(back)[0], self.order.version
+            self._base = parse_stamp(back)[0]
             self._change("rolled_back", version=back, previous=None, reason="asked for")
 
     # --- words ----------------------------------------------------------------------------------------------------
@@ -409,7 +490,9 @@ class Rollouts:
         }
         if ordered.get("canary", "") is None:
             ordered["share"] = 0.0
-        shown = {"phase": phase, "since_s": self._clock.now_s(), "share": ordered.get("share", 0.0), **changes}
+        self._retire()
+        shown = {"phase": phase, "since_s": self._clock.now_s(), "share": ordered.get("share", 0.0), "reason": ""}
+        shown |= changes
         rollout = self.order.rollout.model_copy(update=shown)
         self.order = self.order.model_copy(update={**ordered, "rollout": rollout})
         self._is_stale = True
@@ -459,6 +542,10 @@ class RolloutThread(threading.Thread):
         if self._task is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.join(timeout_s)
+
+
+def _bases(stamps: Iterable[str]) -> set[str]:
+    return {parse_stamp(stamp)[0] for stamp in stamps}
 
 
 def _hold(replies: Replies, stamp: str) -> bool:

@@ -125,6 +125,19 @@ class Place:
         return choose_execution(backend, precision)
 
 
+def take_up(read: Callable[[], ServingOrder], obey: Callable[[ServingOrder], None]) -> None:
+    """Obey the mesh's order, and the next where one came meanwhile: reading weights takes up to minutes.
+
+    Args:
+        read: Returns the order.
+        obey: Does what it says of versions; blocks.
+    """
+    known: tuple[object, ...] = ()
+    while (asked := ((order := read()).version, order.canary, order.held)) != known:
+        obey(order)
+        known = asked
+
+
 class Station:
     """Base of the stations.
 
@@ -163,7 +176,7 @@ class Station:
         # Deltas at normal priority: what applies them has the interpreter's lock in turn with the event loop, and one
         # that is low and has it would keep the loop waiting for as long as the cores are busy with other processes.
         versions = HeldVersions(open_series, quiet_threads(1), ThreadPoolExecutor(1, thread_name_prefix="deltas"))
-        quietly(versions.start, self.place.order().held)
+        take_up(self.place.order, lambda order: quietly(versions.start, order.held, order.version))
         self.versions = versions
         return versions
 
@@ -299,7 +312,7 @@ class Speculative(Station):
     """``speculative``."""
 
     def __init__(self, place: Place) -> None:
-        from services.speculative.series import StoreSeries
+        from services.speculative.series import NamedStates
         from services.speculative.service import SpeculativeService
         from services.speculative.store import EmbeddingStore
         from shared.userlog import connect
@@ -308,9 +321,9 @@ class Speculative(Station):
         # The one client class has more than this store uses; Redis Cluster's has the same methods.
         client: Any = connect(place.store)
 
-        def open_series(base: str) -> StoreSeries:
+        def open_series(base: str) -> NamedStates[EmbeddingStore]:
             config = place.config.speculative_service(int(place.weights(base).json("model")["speculative_width"]))
-            return StoreSeries(base, lambda stamp: EmbeddingStore(client, config, stamp, self.clock))
+            return NamedStates(base, lambda stamp: EmbeddingStore(client, config, stamp, self.clock))
 
         versions = self.follow(open_series)
         config = place.config.speculative.service
@@ -406,14 +419,14 @@ class Ingress(Station):
         from services.ingress.serving import FrontModel
 
         super().__init__(place, None)
-        config, order = place.config.ingress_service(), place.order()
+        config = place.config.ingress_service()
 
         def open_model(base: str) -> FrontModel:
             weights = place.weights(base)
             gains = gain_series(weights, place.deltas(base), place.config.updates.live)
             return FrontModel(ModelInfo.from_weights(weights), router_for(config, weights, self.clock), gains)
 
-        first = open_model(parse_stamp(order.version)[0])
+        first = open_model(parse_stamp(place.order().version)[0])
         self.service = IngressService(
             config,
             connect_stations(place.config, handles, self.clock),
@@ -426,7 +439,7 @@ class Ingress(Station):
             open_model,
             first.gains,
         )
-        self.service.serving.start(order)
+        take_up(place.order, self.service.serving.start)
 
     async def hold(self, stamps: list[str], wait_s: float) -> dict[str, Any]:
         """Get to know the versions that are to be served; see ``Serving.hold``."""

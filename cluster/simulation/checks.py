@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.simulation.mesh import FIRST, SECOND, Outcome, Report
+from cluster.simulation.mesh import Outcome, Report
 from cluster.simulation.numbers import COLD, part, value_of
+from cluster.simulation.releases import released, served
 from cluster.simulation.stations import RANKING_QUEUE_MAX
-from cluster.simulation.world import NUM_SHARDS
-from shared.errors import DeadlineExceededError, OverloadedError, StageUnavailableError, VersionMismatchError
+from cluster.simulation.world import NUM_SHARDS, SECOND
+from shared.errors import DeadlineExceededError, OverloadedError, StageUnavailableError
 
 SLACK_S = 0.001
 """Rounding of sums of simulated seconds."""
 
-ALLOWED = (DeadlineExceededError, OverloadedError, StageUnavailableError, VersionMismatchError)
-"""What a request may end with when there is trouble: 504, 429 and 503."""
+ALLOWED = (DeadlineExceededError, OverloadedError, StageUnavailableError)
+"""What a request may end with when there is trouble: 504, 429 and 503; but none for want of the version it asks for."""
 
 CALLS_MAX = {"preprocess": 2, "sequence": 2, "speculative": 4, "embedding": 8, "ranking": 2}
 """Calls of one request to one station: twice; and inputs that take the features again with these, and hedged."""
@@ -46,6 +47,7 @@ def safety(report: Report) -> Iterator[str]:
                 yield f"{where}: answered after {took_s * 1e3:.1f} of {outcome.ask.deadline_ms} ms"
         if outcome.body is not None:
             yield from (f"{where}: {what}" for what in _wrong(outcome, outcome.body, report))
+    yield from served(report)
     yield from _bounds(report)
     yield from _tries(report)
     yield from _late_work(report)
@@ -58,17 +60,24 @@ def liveness(report: Report) -> Iterator[str]:
         if outcome.ended_s is None:
             yield f"user {outcome.ask.user} at {outcome.ask.at_s:.3f} s: never answered"
     probe = report.probe
-    if probe is None or probe.body is None:
+    if _is_flawed(report):
+        pass  # that it is not asked for what it cannot do is nobody's promise
+    elif probe is None or probe.body is None:
         yield f"a request after all faults were over has no answer: {probe and probe.error!r}"
     elif probe.body["degraded"]:
         yield f"a request after all faults were over is degraded: {probe.body['reasons']}"
-    if report.world.rollout_at_s is not None and report.finished_s is None and not report.error:
-        yield "the roll-out did not end"
+    yield from released(report)
     if not report.lost_buffers:
         wanted = Counter(user for user, _ in report.acknowledged)
         for user, number in wanted.items():
             if report.stored[user] < number:
                 yield f"{number} events of user {user} were acknowledged, {report.stored[user]} are stored"
+
+
+def _is_flawed(report: Report) -> bool:
+    """Return whether all are served with a version that a station answers nothing with: asked for without a canary."""
+    rollout = report.world.rollout
+    return rollout is not None and rollout.flaw == "failing" and report.ended.version == SECOND
 
 
 def _wrong(outcome: Outcome, body: dict[str, Any], report: Report) -> Iterator[str]:
@@ -85,10 +94,6 @@ def _wrong(outcome: Outcome, body: dict[str, Any], report: Report) -> Iterator[s
         yield f"out of order: {order}"
     if set(body["reasons"]) != set(body["degraded"]):
         yield f"marked as {body['degraded']} for {list(body['reasons'])}"
-    if version not in (FIRST, SECOND) or (version == SECOND and report.world.rollout_at_s is None):
-        yield f"weights {version}, which nobody rolled out"
-    if version == FIRST and report.switched_s is not None and ask.at_s > report.switched_s:
-        yield f"weights {FIRST} for a request that came after every ingress replica had taken {SECOND}"
     lengths = _lengths(outcome, body, report)
     if not _is_explained(body, ask.user, lengths, rows, version):
         yield f"values that nothing explains: {[(row['id'], row['value']) for row in rows]}, marks {body['reasons']}"

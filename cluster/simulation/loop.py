@@ -68,7 +68,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*ArgTs], ResultT], *args: *ArgTs
     ) -> asyncio.Future[ResultT]:
-        """Run blocking work at once: its time is not what is simulated."""
+        """Run blocking work at once, its time is not what is simulated; or by a simulated worker."""
+        if isinstance(executor, LoopExecutor):
+            return asyncio.wrap_future(executor.submit(func, *args), loop=self)
         future: asyncio.Future[ResultT] = self.create_future()
         future.set_result(func(*args))  # what it raises, it raises where its caller waits
         return future

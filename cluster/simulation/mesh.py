@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from cluster.rollout import Rollouts
 from cluster.simulation import stations
 from cluster.simulation.loop import LoopExecutor, SimulatedLoop, StuckError, run_simulated
 from cluster.simulation.network import CallRecord, Network, Replica, SimulatedHandle, Station
+from cluster.simulation.owner import UPDATES, SimulatedControl, SimulatedDesk, Taken
 from cluster.simulation.stores import SimulatedStore, SimulatedUserLog
 from cluster.simulation.world import (
     END_S,
+    FIRST,
     NUM_INGRESS,
     NUM_SHARDS,
     STATIONS,
@@ -32,6 +35,7 @@ from services.ingress.directory import DeploymentStatus, StoreStatus
 from services.ingress.hedge import HedgeConfig
 from services.ingress.job import Stations
 from services.ingress.model_info import ModelInfo
+from services.ingress.routing import BudgetRouter
 from services.ingress.service import IngressService
 from services.ingress.serving import FrontModel, ServingOrder
 from shared.breaker import BreakerConfig, Breakers
@@ -40,7 +44,6 @@ from shared.errors import RankMeshError
 from shared.schema.api import Event, EventsRequest, RankRequest
 from shared.userlog import UserLoad
 
-FIRST, SECOND = "v1", "v2"
 EPOCH_S = 1_000_000.0
 SKEW_S_MAX = 0.5
 TAKE_OUT_S = 0.05
@@ -105,8 +108,9 @@ class Report:
         probe: The last one.
         calls: All calls that were made.
         peaks: Of the bounded things.
-        switched_s: When every ingress replica had taken the second version, None when that did not come.
-        finished_s: When the first version was let go of everywhere.
+        taken: The orders that ingress replicas took, by time.
+        ended: The order at the end.
+        held: Replica -> the states that it holds then.
         forgetting_s: User -> when a deletion began.
         forgotten_s: User -> when it was acknowledged.
         acknowledged: Events that a client was told are kept.
@@ -122,8 +126,9 @@ class Report:
     probe: Outcome | None = None
     calls: list[CallRecord] = field(default_factory=list)
     peaks: Peaks = field(default_factory=Peaks)
-    switched_s: float | None = None
-    finished_s: float | None = None
+    taken: list[Taken] = field(default_factory=list)
+    ended: ServingOrder = field(default_factory=lambda: ServingOrder.first(FIRST))
+    held: dict[str, tuple[str, ...]] = field(default_factory=dict)
     forgetting_s: dict[int, float] = field(default_factory=dict)
     forgotten_s: dict[int, float] = field(default_factory=dict)
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
@@ -159,13 +164,17 @@ class SimulatedMesh:
         self.network = Network(loop, self._rng, world.wire)
         self.report.calls = self.network.calls
         self.store = SimulatedStore(self.network)
-        self.stamps: tuple[str, ...] = (FIRST,)
         self.clocks: dict[str, LoopClock] = {}
+        self.control: SimulatedControl | None = None
         self.stations = {name: Station(name, self._builder(name)) for name in STATIONS}
         for station in self.stations.values():
             for _ in range(world.num_replicas):
                 station.start()
         self.ingresses = [self._ingress(f"ingress-{number}") for number in range(NUM_INGRESS)]
+        self.control = SimulatedControl(self.stations, self.ingresses, self.network, world.deaf_share)
+        self.report.taken = self.control.taken
+        desk = SimulatedDesk(world, loop.time)
+        self.rollouts = Rollouts(desk, FIRST, self.control, UPDATES, self._clock("owner"), stations.QUIET)
 
     # --- building -------------------------------------------------------------------------------------------------
 
@@ -181,20 +190,29 @@ class SimulatedMesh:
             return LoopExecutor(self.loop, lambda: self._rng.random() * self.world.work_s)
 
         def build(replica: str) -> Any:
-            clock, stamps = self._clock(replica), self.stamps
+            clock, weights = self._clock(replica), self._weights(name)
             if kind == "preprocess":
-                return stations.PreprocessStation(replica, clock, stamps)
+                return stations.PreprocessStation(replica, clock, weights)
             if kind == "embedding":
-                return stations.embedding(int(which), NUM_SHARDS, replica, clock, stamps)
+                return stations.embedding(int(which), NUM_SHARDS, replica, clock, weights)
             if kind == "sequence":
-                return stations.sequence(SimulatedUserLog(self.store), replica, clock, stamps, executor())
+                return stations.sequence(SimulatedUserLog(self.store), replica, clock, weights, executor())
             if kind == "speculative":
-                return stations.speculative(self.store.hashes, replica, clock, stamps)
+                return stations.speculative(self.store.hashes, replica, clock, weights)
             if kind == "foundation":
-                return stations.FoundationStation(replica, clock, stamps, executor())
-            return stations.RankingStation(which, replica, clock, stamps, executor())
+                return stations.FoundationStation(replica, clock, weights, executor())
+            return stations.RankingStation(which, replica, clock, weights, executor())
 
         return build
+
+    def _weights(self, station: str) -> stations.Weights:
+        rollout = self.world.rollout
+        opening = LoopExecutor(self.loop, lambda: self._rng.random() * self.world.load_s)
+        flaw = ("", "") if rollout is None else (rollout.flaw, rollout.station)
+        return stations.Weights(station, self._order, opening, flaw)
+
+    def _order(self) -> ServingOrder:
+        return ServingOrder.first(FIRST) if self.control is None else self.control.order
 
     def _ingress(self, replica: str) -> IngressService:
         clock = self._clock(replica)
@@ -213,16 +231,13 @@ class SimulatedMesh:
             foundation=handles["foundation"],
             breakers=breakers,
         )
-        ingress: IngressService
+        router = BudgetRouter(config.tiers, config.light_above_in_flight)
 
         def open_model(base: str) -> FrontModel:
-            return FrontModel(ModelInfo(base, MODEL, {}, None), ingress.serving.model(FIRST).router)
+            return FrontModel(ModelInfo(base, MODEL, {}, None), router)
 
         model = ModelInfo(FIRST, MODEL, {}, None)
-        ingress = IngressService(
-            self.config, reached, model, _Directory(), clock, replica, None, stations.QUIET, open_model
-        )
-        return ingress
+        return IngressService(config, reached, model, _Directory(), clock, replica, router, stations.QUIET, open_model)
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
@@ -233,13 +248,19 @@ class SimulatedMesh:
         start += [self._spawn(f"append {number}", self._append(each)) for number, each in enumerate(self.world.appends)]
         start += [self._spawn(f"forget {number}", self._forget(each)) for number, each in enumerate(self.world.forgets)]
         asks = [self._spawn(f"ask {number}", self._ask(each)) for number, each in enumerate(self.world.asks)]
-        if self.world.rollout_at_s is not None:
-            start.append(self._spawn("rollout", self._roll_out(self.world.rollout_at_s)))
+        if self.world.rollout is not None or self.world.deltas_s:
+            start.append(self._spawn("rollouts", self.rollouts.run()))
         longest_s = max((ask.at_s + ask.deadline_ms / 1e3 for ask in self.world.asks), default=0.0)
         heal_s = max([END_S, *(fault.at_s + fault.duration_s for fault in self.world.faults)])
         await self.network.wait_s(max(longest_s, heal_s) + SETTLE_S)
         self.report.left = self._left(asks)
         await self._probe()
+        self.report.ended = self.rollouts.order
+        self.report.held = {
+            replica.name: replica.service.versions.report().held
+            for station in self.stations.values()
+            for replica in station.replicas
+        }
         for task in (*start, *asks):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 self.report.error = self.report.error or f"{task.get_name()}: {type(error).__name__}: {error}"
@@ -363,7 +384,7 @@ class SimulatedMesh:
             replica.kill()
             self.loop.call_later(TAKE_OUT_S, self._take_out, station, replica)
             await self.network.wait_s(fault.duration_s)
-            station.start()
+            await self._start(station)
         elif fault.kind == "silent":
             replica.fall_silent()
             await self.network.wait_s(fault.duration_s)
@@ -373,41 +394,16 @@ class SimulatedMesh:
             await self.network.wait_s(fault.duration_s)
             replica.slow_s = 0.0
 
+    async def _start(self, station: Station) -> None:
+        """Start a replica, which reads its weights first; what is to be held may have changed when it has."""
+        replica = station.make()
+        await self.network.wait_s(self._rng.random() * self.world.load_s)
+        self._weights(station.name).start(replica.service.versions)
+        station.replicas.append(replica)
+
     def _take_out(self, station: Station, replica: Replica) -> None:
         if replica in station.replicas:
             station.replicas.remove(replica)
-
-    # --- roll-out -------------------------------------------------------------------------------------------------
-
-    async def _roll_out(self, at_s: float) -> None:
-        """Bring the second version: held everywhere, then asked for, then the first let go of when nobody uses it."""
-        await self.network.wait_s(at_s)
-        self.stamps = (FIRST, SECOND)
-        await self._until_held()
-        order = ServingOrder(version=SECOND, held=self.stamps)
-        for ingress in self.ingresses:
-            await self.network.travel()
-            await ingress.serving.take(order)
-        self.report.switched_s = self.loop.time()
-        for ingress in self.ingresses:
-            while FIRST in (await ingress.serving.take(order))["in_flight"]:
-                await self.network.wait_s(0.02)
-        self.stamps = (SECOND,)
-        await self._until_held()
-        self.report.finished_s = self.loop.time()
-
-    async def _until_held(self) -> None:
-        while True:
-            stamps = self.stamps
-            replicas = [each for station in self.stations.values() for each in station.replicas]
-            for replica in replicas:
-                if replica.is_alive and not replica.is_silent:
-                    await self.network.travel()
-                    await replica.service.versions.hold(stamps, 0.5)
-            held = [each.service.versions.report().held for each in replicas if each.is_alive]
-            if all(set(stamps) <= set(each) for each in held):
-                return
-            await self.network.wait_s(0.02)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

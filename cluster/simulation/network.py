@@ -141,12 +141,16 @@ class Station:
     num_started: int = 0
 
     def start(self) -> Replica:
-        """Start one more replica."""
-        name = f"{self.name}-{self.num_started}"
-        self.num_started += 1
-        replica = Replica(name, self.build(name))
+        """Start one more replica that serves at once."""
+        replica = self.make()
         self.replicas.append(replica)
         return replica
+
+    def make(self) -> Replica:
+        """Return one more replica, which nobody calls yet."""
+        name = f"{self.name}-{self.num_started}"
+        self.num_started += 1
+        return Replica(name, self.build(name))
 
 
 class Network:
@@ -325,7 +329,7 @@ class SimulatedHandle:
     async def _again(self, record: CallRecord, replica: Replica, values: list[object]) -> None:
         """Let a call arrive once more, among later ones; nobody waits for it, nor can end it."""
         network = self._network
-        second = replace(record, asker="", is_excused=True)
+        second = replace(record, asker="", is_excused=True, tries="")
         network.calls.append(second)
         await network.wait_s(network.rng.random() * 5 * network.config.delay_s_max)
         work = network.loop.create_task(self._serve(second, replica, values))

@@ -23,6 +23,7 @@ from shared.schema.ranking import RankedList, RankTask
 from shared.schema.speculative import PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
 from shared.schema.stamp import Stamp
 from shared.schema.user import UserHistory, UserState
+from shared.weights.deltas import parse_stamp, version_stamp
 from shared.wire import BatchLimits, decode_batch
 
 WIDTH = 2
@@ -30,6 +31,7 @@ HISTORY_LENGTH = 20
 COLD = -1
 """Number of the user whom nobody knows."""
 
+_STATES_MAX = 1_000
 _LIMITS = BatchLimits(1_000, 8, 64)
 
 
@@ -49,6 +51,18 @@ def value_of(version: str, user: int, length: int, key: int, shards: Sequence[in
         shards: Whose rows went into it.
     """
     return part(version, "user", user, length, key) + sum(part(version, "row", shard, key) for shard in shards)
+
+
+def number_of(stamp: str) -> int:
+    """Return the number that stands for a state of the weights in tensors."""
+    base, sequence = parse_stamp(stamp)
+    return int(base.removeprefix("v")) * _STATES_MAX + sequence
+
+
+def stamp_of(number: int) -> str:
+    """Return the state that a number stands for."""
+    base, sequence = divmod(number, _STATES_MAX)
+    return version_stamp(f"v{base}", sequence)
 
 
 class KnownExtractor:
@@ -94,7 +108,7 @@ class KnownHistory:
     """What a replica keeps of a user between requests: whose it is, of which weights, and of what it was made.
 
     Args:
-        version: Number of the weights version.
+        version: Number of the state of the weights.
         user: The user.
         length: Events.
     """
@@ -117,7 +131,7 @@ class KnownEncoder:
     execution = "simulated"
 
     def __init__(self, version: str) -> None:
-        self._version = int(version.removeprefix("v"))
+        self._version = number_of(version)
 
     def encode_from(
         self, known: KnownHistory | None, history: UserHistory, user: int, surface: str, as_of_s: int
@@ -159,7 +173,7 @@ class KnownRanker:
         keys = features.candidate_keys
         user, version, length = COLD, self._version, 0
         if state is not None:
-            user, version = int(state.tensors["user"][0]), f"v{int(state.tensors['version'][0])}"
+            user, version = int(state.tensors["user"][0]), stamp_of(int(state.tensors["version"][0]))
             length = int(state.tensors["length"][0])
         values = np.array([part(version, "user", user, length, key) for key in keys.tolist()], np.float32)
         for each in rows:

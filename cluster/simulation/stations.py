@@ -7,28 +7,31 @@ services are thin around a network, are thin around a known one here; they wait 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.simulation.numbers import WIDTH, KnownEncoder, KnownExtractor, KnownFoundation, KnownRanker, KnownRows
+from cluster.simulation.world import SECOND
 from models.stations import RequestEncoder
 from services.embedding.config import EmbeddingConfig
 from services.embedding.service import EmbeddingService
+from services.ingress.serving import ServingOrder
 from services.sequence.config import SequenceConfig
 from services.sequence.service import SequenceService
 from services.speculative.config import SpeculativeConfig
-from services.speculative.series import StoreSeries
+from services.speculative.series import NamedStates
 from services.speculative.service import SpeculativeService
 from services.speculative.store import EmbeddingStore, HashClient
 from services.stamps import check_stamps
 from services.worker import Worker
 from shared.clock import Clock
 from shared.deadline import Deadline
-from shared.errors import VersionMismatchError
+from shared.errors import StageUnavailableError, WeightsError
 from shared.log import JsonLogger
 from shared.schema.embeddings import EmbeddingRows
 from shared.schema.features import FeatureBatch, PreprocessTask
@@ -36,7 +39,7 @@ from shared.schema.ranking import RankedList, RankTask
 from shared.schema.speculative import PrecomputedBatch, SpeculativeEmbeddings, SpeculativeTask
 from shared.schema.user import UserState
 from shared.userlog import UserLog
-from shared.weights.held import HeldVersions, Series
+from shared.weights.held import HeldVersions
 
 PartT = TypeVar("PartT")
 
@@ -52,63 +55,62 @@ _NO_THREAD = ThreadPoolExecutor(1)
 """Never given anything: a simulated loop runs blocking work itself."""
 
 
-class WholeSeries(Generic[PartT]):
-    """A version without deltas.
+class Broken:
+    """A part of a version with which no call is answered."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Fail.
+
+        Raises:
+            StageUnavailableError: always.
+        """
+        raise StageUnavailableError("this version answers nothing here")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a replica takes its weights from.
 
     Args:
-        base: Its name.
-        part: What answers for it.
+        station: Whose replica it is.
+        order: Tells what is served now, and what is to be held.
+        opening: Takes as long as a version is read.
+        flaw: Of the second version, at one station; see ``world.Rollout``.
     """
 
-    def __init__(self, base: str, part: PartT) -> None:
-        self._base = base
-        self._part = part
+    station: str
+    order: Callable[[], ServingOrder]
+    opening: Executor
+    flaw: tuple[str, str] = ("", "")
 
-    def advance(self, sequence: int) -> None:
-        """Take up nothing but the version itself.
+    def held(self, make: Callable[[str], PartT]) -> HeldVersions[PartT]:
+        """Return the versions of a replica that starts now.
 
-        Raises:
-            VersionMismatchError: a delta is asked for.
+        Args:
+            make: From a stamp to the part that answers for it.
         """
-        if sequence == 0:
-            return
-        raise VersionMismatchError(f"{self._base} has no delta {sequence}", asked=str(sequence), held=self._base)
+        versions = HeldVersions(lambda base: self._open(base, make), self.opening, _NO_THREAD)
+        self.start(versions)
+        return versions
 
-    def at(self, stamp: str) -> PartT:
-        """Return the part.
+    def start(self, versions: HeldVersions[Any]) -> None:
+        """Let them be what is to be held now, as replicas do before they serve."""
+        order = self.order()
+        versions.start(order.held or (order.version,), order.version)
 
-        Raises:
-            VersionMismatchError: another state is asked for.
-        """
-        if stamp != self._base:
-            raise VersionMismatchError(f"asked for {stamp}, held is {self._base}", asked=stamp, held=self._base)
-        return self._part
-
-    def stamps(self) -> tuple[str, ...]:
-        """Return the version."""
-        return (self._base,)
-
-    def keep(self, stamps: Collection[str]) -> None:
-        """There is nothing to let go of."""
-
-
-def held(open_series: Callable[[str], Series[PartT]], stamps: tuple[str, ...]) -> HeldVersions[PartT]:
-    """Return the versions of a replica that starts now."""
-    versions = HeldVersions(open_series, _NO_THREAD)
-    versions.start(stamps)
-    return versions
-
-
-def whole(make: Callable[[str], PartT], stamps: tuple[str, ...]) -> HeldVersions[PartT]:
-    """Return versions without deltas."""
-    return held(lambda base: WholeSeries(base, make(base)), stamps)
+    def _open(self, base: str, make: Callable[[str], PartT]) -> NamedStates[PartT]:
+        flaw, station = self.flaw
+        is_flawed = base == SECOND and station == self.station
+        if is_flawed and flaw == "refused":
+            raise WeightsError(f"{self.station} cannot read {base}")
+        return NamedStates(base, cast(Callable[[str], PartT], lambda stamp: Broken()) if is_flawed else make)
 
 
 class PreprocessStation:
     """One replica of preprocess."""
 
-    def __init__(self, replica: str, clock: Clock, stamps: tuple[str, ...]) -> None:
-        self.versions = whole(lambda base: KnownExtractor(replica), stamps)
+    def __init__(self, replica: str, clock: Clock, weights: Weights) -> None:
+        self.versions = weights.held(lambda stamp: KnownExtractor(replica))
         self._clock = clock
 
     async def extract(self, task: PreprocessTask) -> FeatureBatch:
@@ -120,8 +122,8 @@ class PreprocessStation:
 class RankingStation:
     """One replica of a tier."""
 
-    def __init__(self, tier: str, replica: str, clock: Clock, stamps: tuple[str, ...], executor: Executor) -> None:
-        self.versions = whole(lambda base: KnownRanker(base, tier, replica), stamps)
+    def __init__(self, tier: str, replica: str, clock: Clock, weights: Weights, executor: Executor) -> None:
+        self.versions = weights.held(lambda stamp: KnownRanker(stamp, tier, replica))
         self.worker = Worker(f"ranking:{tier}", RANKING_QUEUE_MAX, executor=executor)
         self._station = f"ranking:{tier}"
         self._clock = clock
@@ -145,8 +147,8 @@ class RankingStation:
 class FoundationStation:
     """One foundation worker."""
 
-    def __init__(self, replica: str, clock: Clock, stamps: tuple[str, ...], executor: Executor) -> None:
-        self.versions = whole(lambda base: KnownFoundation(replica), stamps)
+    def __init__(self, replica: str, clock: Clock, weights: Weights, executor: Executor) -> None:
+        self.versions = weights.held(lambda stamp: KnownFoundation(replica))
         self.worker = Worker("foundation", FOUNDATION_QUEUE_MAX, executor=executor)
         self._clock = clock
 
@@ -166,25 +168,23 @@ class FoundationStation:
         return await self.worker.run(deadline, network.precompute, task, positions, features, state)
 
 
-def embedding(shard: int, num_shards: int, replica: str, clock: Clock, stamps: tuple[str, ...]) -> Any:
+def embedding(shard: int, num_shards: int, replica: str, clock: Clock, weights: Weights) -> Any:
     """Return one replica of a shard, with its versions."""
-    versions = whole(lambda base: KnownRows(base, shard), stamps)
+    versions = weights.held(lambda stamp: KnownRows(stamp, shard))
     config = EmbeddingConfig(shard=shard, num_shards=num_shards)
     return _with(EmbeddingService(config, versions, clock, replica, QUIET), versions)
 
 
-def sequence(log: UserLog, replica: str, clock: Clock, stamps: tuple[str, ...], executor: Executor) -> Any:
+def sequence(log: UserLog, replica: str, clock: Clock, weights: Weights, executor: Executor) -> Any:
     """Return one replica of sequence, with its versions."""
-    versions = whole(KnownEncoder, stamps)
+    versions = weights.held(KnownEncoder)
     encoders = cast(HeldVersions[RequestEncoder], versions)
     return _with(SequenceService(SEQUENCE, encoders, log, clock, replica, QUIET, executor), versions)
 
 
-def speculative(client: HashClient, replica: str, clock: Clock, stamps: tuple[str, ...]) -> Any:
+def speculative(client: HashClient, replica: str, clock: Clock, weights: Weights) -> Any:
     """Return one replica of the speculative cache, with its versions."""
-    versions = held(
-        lambda base: StoreSeries(base, lambda stamp: EmbeddingStore(client, SPECULATIVE, stamp, clock)), stamps
-    )
+    versions = weights.held(lambda stamp: EmbeddingStore(client, SPECULATIVE, stamp, clock))
     return _with(SpeculativeService(SPECULATIVE, versions, clock, replica, QUIET), versions)
 
 

@@ -14,6 +14,9 @@ FaultKind: TypeAlias = Literal[
 
 ItemT = TypeVar("ItemT")
 
+FIRST, SECOND = "v1", "v2"
+"""Weights versions."""
+
 NUM_SHARDS = 2
 NUM_INGRESS = 2
 TIERS = ("full", "light")
@@ -112,6 +115,28 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollout:
+    """A roll-out of the second version.
+
+    Args:
+        at_s: When it is asked for.
+        share: Share of the users that get it first; 0: all at once.
+        watch_s: How long it is watched before all get it.
+        back_at_s: When a roll-back is asked for; None: it is not.
+        flaw: What is wrong with the version; ``refused``: a station cannot read it; ``failing``: it can, and then no
+            call of the station with it is answered.
+        station: Which.
+    """
+
+    at_s: float
+    share: float = 0.0
+    watch_s: float = 0.0
+    back_at_s: float | None = None
+    flaw: Literal["", "refused", "failing"] = ""
+    station: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """All that happens.
 
@@ -123,8 +148,11 @@ class World:
         asks: Requests.
         appends: Events.
         faults: What goes wrong.
-        rollout_at_s: When another weights version is rolled out; None: it is not.
+        rollout: Of the second weights version; None: there is none.
         forgets: Users who are deleted.
+        deltas_s: When each delta of the first version comes.
+        load_s: Longest time that a replica takes to read a version.
+        deaf_share: Share of orders to ingress replicas of which nothing is heard.
     """
 
     seed: int
@@ -134,13 +162,20 @@ class World:
     asks: tuple[Ask, ...]
     appends: tuple[Append, ...] = ()
     faults: tuple[Fault, ...] = ()
-    rollout_at_s: float | None = None
+    rollout: Rollout | None = None
     forgets: tuple[Forget, ...] = ()
+    deltas_s: tuple[float, ...] = ()
+    load_s: float = 0.0
+    deaf_share: float = 0.0
 
     def smaller(self) -> list[World]:
         """Return the worlds with one thing less, the largest cuts first."""
-        worlds = [replace(self, faults=()), replace(self, rollout_at_s=None), replace(self, appends=())]
-        worlds.append(replace(self, forgets=()))
+        worlds = [replace(self, faults=()), replace(self, rollout=None), replace(self, appends=())]
+        worlds += [replace(self, forgets=()), replace(self, deltas_s=()), replace(self, deaf_share=0.0)]
+        worlds += [replace(self, load_s=0.0), replace(self, deltas_s=self.deltas_s[1:])]
+        if self.rollout is not None:
+            plainer = (replace(self.rollout, back_at_s=None), replace(self.rollout, share=0.0, watch_s=0.0))
+            worlds += [replace(self, rollout=rollout) for rollout in plainer]
         worlds.append(replace(self, wire=replace(self.wire, lost_share=0.0, lost_cancel_share=0.0)))
         worlds.append(replace(self, wire=replace(self.wire, doubled_share=0.0)))
         worlds += [replace(self, asks=asks) for asks in _cuts(self.asks)]
@@ -180,9 +215,9 @@ def draw_world(seed: int) -> World:
             for number in range(rng.choice([0, 0, 3]))
         ),
         faults=tuple(_draw_fault(rng, rng.choice(allowed)) for _ in range(num_faults)),
-        rollout_at_s=rng.uniform(0.1, 1.2) if rng.random() < 0.5 else None,
+        rollout=Rollout(rng.uniform(0.1, 1.2)) if rng.random() < 0.5 else None,
     )
-    return _with_rarer(world)
+    return _with_releases(_with_rarer(world))
 
 
 def _with_rarer(world: World) -> World:
@@ -208,6 +243,35 @@ def _with_rarer(world: World) -> World:
         asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
         faults=tuple(faults),
         forgets=forgets,
+    )
+
+
+def _with_releases(world: World) -> World:
+    """Add deltas, and all that may be about a roll-out, drawn by itself."""
+    rng = random.Random(-1_000_003 - world.seed)
+    rollout, faults, asks = world.rollout, list(world.faults), list(world.asks)
+    if rollout is not None and rng.random() < 0.6:
+        rollout = replace(rollout, share=rng.choice([0.2, 0.5, 0.8]), watch_s=rng.choice([0.1, 0.3, 0.6]))
+    if rollout is not None and rng.random() < 0.3:
+        back_at_s = rollout.at_s + rng.uniform(0.0, 1.5)
+        rollout = replace(rollout, back_at_s=back_at_s)
+        asks += [_draw_ask(rng, back_at_s + 0.02 * number) for number in range(8)]
+    if rollout is not None and rng.random() < 0.2:
+        flaw: Literal["refused", "failing"] = rng.choice(["refused", "failing"])
+        able = ["preprocess", "embedding:0", "ranking:full"] if flaw == "failing" else STATIONS
+        rollout = replace(rollout, flaw=flaw, station=rng.choice(able))
+        if flaw == "failing" and rollout.share:  # who judges a canary needs answers of it
+            asks += [_draw_ask(rng, rollout.at_s + 0.04 * number) for number in range(24)]
+    if rollout is not None and rng.random() < 0.2:
+        faults.append(replace(_draw_fault(rng, "clock"), station="owner", skew_s=rng.choice([-JUMP_S, JUMP_S])))
+    return replace(
+        world,
+        rollout=rollout,
+        faults=tuple(faults),
+        asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
+        deltas_s=tuple(sorted(rng.uniform(0, END_S) for _ in range(rng.choice([0, 0, 0, 1, 4])))),
+        load_s=rng.choice([0.0, 0.05, 0.3]),
+        deaf_share=0.3 if rng.random() < 0.15 else 0.0,
     )
 
 

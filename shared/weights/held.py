@@ -149,30 +149,51 @@ class HeldVersions(Generic[PartT]):
         self._refused: dict[str, str] = {}
         self._bringing: dict[str, asyncio.Task[None]] = {}
         self._opening: set[str] = set()
+        self._num_orders = 0
 
-    def start(self, stamps: Sequence[str]) -> None:
-        """Take up versions before the replica serves; blocks.
+    def start(self, stamps: Sequence[str], needed: str | None = None) -> None:
+        """Take up versions before the replica serves, and let go of all others; blocks. May be called once more.
+
+        Args:
+            stamps: All that requests may ask for. Of states before the newest that is here, none can be had.
+            needed: The one without which a replica must not serve; what else cannot be had is refused. None: all are.
 
         Raises:
-            RankMeshError: one of them cannot be had.
+            RankMeshError: one that is needed cannot be had.
         """
-        for base, sequences in _by_base(stamps).items():
-            self._series[base] = series = self._open(base)
-            for sequence in sequences:
+        wanted = _by_base(stamps)
+        for base in [base for base in self._series if base not in wanted]:
+            del self._series[base]
+        for base, sequences in wanted.items():
+            try:
+                self._start(base, sequences, stamps)
+            except Exception as error:
+                if needed is None or base == parse_stamp(needed)[0]:
+                    raise
+                self._refuse(base, _told(error))
+
+    def _start(self, base: str, sequences: Sequence[int], stamps: Sequence[str]) -> None:
+        series = self._series.get(base) or self._open(base)
+        for sequence in sequences:
+            if sequence > parse_stamp(series.stamps()[-1])[1]:
                 series.advance(sequence)
-            series.keep(stamps)
+        series.keep(stamps)
+        self._series[base] = series
 
     async def hold(self, stamps: Sequence[str], wait_s: float) -> HeldReport:
         """Take up these states, and when all are there let go of all others; what fails changes nothing.
+
+        The order that came last decides: one that still waits for what it asked for lets go of nothing any more.
 
         Args:
             stamps: All that requests may ask for, in any order.
             wait_s: Longest wait; what takes longer goes on, and is found by the next call.
         """
+        self._num_orders = number = self._num_orders + 1
         wanted = _by_base(stamps)
         tasks = [self._bring(base, sequences) for base, sequences in wanted.items()]
         await asyncio.wait(tasks, timeout=wait_s)
-        if all(self._holds(stamp) for stamp in stamps):
+        if number == self._num_orders and all(self._holds(stamp) for stamp in stamps):
             for base in [base for base in self._series if base not in wanted]:
                 del self._series[base]
             for series in self._series.values():
@@ -247,13 +268,12 @@ class HeldVersions(Generic[PartT]):
                 break
             stamp = version_stamp(base, sequence)
             (failure,) = await asyncio.gather(self._advanced(base, sequence, stamp), return_exceptions=True)
-        if isinstance(failure, RankMeshError):
-            self._refuse(stamp, failure.message)
-        elif isinstance(failure, BaseException):
-            self._refuse(stamp, f"{type(failure).__name__}: {failure}")
+        if isinstance(failure, BaseException):
+            self._refuse(stamp, _told(failure))
 
     async def _advanced(self, base: str, sequence: int, stamp: str) -> None:
-        series = self._series[base]
+        if (series := self._series.get(base)) is None:
+            raise VersionMismatchError(f"{base} was let go of while {stamp} was asked for", asked=stamp)
         if stamp not in series.stamps():
             await asyncio.get_running_loop().run_in_executor(self._advancer, series.advance, sequence)
         self._refused.pop(stamp, None)
@@ -272,6 +292,10 @@ class HeldVersions(Generic[PartT]):
     def _refuse(self, stamp: str, reason: str) -> None:
         kept = list(self._refused.items())[-(REFUSALS_MAX - 1) :]
         self._refused = dict(kept) | {stamp: reason}
+
+
+def _told(failure: BaseException) -> str:
+    return failure.message if isinstance(failure, RankMeshError) else f"{type(failure).__name__}: {failure}"
 
 
 def _by_base(stamps: Iterable[str]) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cluster.rollout import Rollouts, UpdatesConfig
+from cluster.rollout import FolderDesk, Rollouts, UpdatesConfig
 from models.config import RankerConfig
 from models.execution_config import REFERENCE
 from models.source import MemorySource
@@ -20,7 +20,7 @@ from services.ingress.routing import BudgetRouter
 from services.ingress.serving import FrontModel, ServingOrder
 from services.preprocess.series import extractor_series
 from services.speculative.config import SpeculativeConfig
-from services.speculative.series import StoreSeries
+from services.speculative.series import NamedStates
 from services.speculative.store import EmbeddingStore
 from shared.log import JsonLogger
 from shared.weights import WeightStore
@@ -58,10 +58,9 @@ class UpdatedMesh(LocalMesh):
         self.held: dict[str, HeldVersions[Any]] = {}
         super().__init__(source, config=config)
         self.rollouts = Rollouts(
-            self.store,
+            FolderDesk(self.store, folder),
             source.version,
             Control(self),
-            folder,
             UpdatesConfig(live=LIVE, busy_share=1.0),
             self.clock,
             JsonLogger(stream=io.StringIO()),
@@ -92,7 +91,7 @@ class UpdatedMesh(LocalMesh):
             if kind == "speculative":
                 width = RankerConfig.model_validate(reader.json("model")).speculative_width
                 config = SpeculativeConfig(width=width, store_timeout_ms=30_000)
-                return StoreSeries(base, lambda stamp: EmbeddingStore(self.redis, config, stamp, self.clock))
+                return NamedStates(base, lambda stamp: EmbeddingStore(self.redis, config, stamp, self.clock))
             return ranker_series(reader, log, REFERENCE, None, LIVE)
 
         return opened

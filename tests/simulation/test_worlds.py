@@ -33,7 +33,7 @@ def digest(report: Report) -> list[object]:
     answers = [
         (each.ask, each.ended_s, each.body and each.body["candidates"], repr(each.error)) for each in report.outcomes
     ]
-    return [*answers, report.calls, report.peaks, report.switched_s, report.stored]
+    return [*answers, report.calls, report.peaks, report.taken, report.stored]
 
 
 @pytest.mark.parametrize("seed", [4, 17])
@@ -49,7 +49,8 @@ def test_the_worlds_meet_what_they_are_for() -> None:
     versions = {body["weights_version"] for body in bodies}
     levels = {row["speculative"] for body in bodies for row in body["candidates"]}
     marks = {mark.partition(":")[0] for body in bodies for mark in body["degraded"]}
-    assert versions == {"v1", "v2"}
+    assert {version.partition("+")[0] for version in versions} == {"v1", "v2"}
+    assert any("+" in version for version in versions), "and deltas"
     assert levels == {"none", "exact"}
     assert {body["tier"] for body in bodies} == {"full", "light"}
     assert {"OverloadedError", "DeadlineExceededError"} <= errors
@@ -61,11 +62,11 @@ def test_every_kind_of_trouble_is_drawn() -> None:
     worlds = [draw_world(seed) for seed in range(150)]
     assert {fault.kind for world in worlds for fault in world.faults} == set(get_args(FaultKind))
     assert {fault.station for world in worlds for fault in world.faults if fault.kind == "clock"} == {
-        "ingress", "sequence", "speculative",
+        "ingress", "owner", "sequence", "speculative",
     }  # fmt: skip
     for share in ("lost_share", "lost_cancel_share", "doubled_share"):
         assert any(getattr(world.wire, share) for world in worlds), share
-    assert any(world.forgets and world.rollout_at_s is not None and world.faults for world in worlds)
+    assert any(world.forgets and world.rollout is not None and world.faults for world in worlds)
     silent = [[fault for fault in world.faults if fault.kind == "silent"] for world in worlds]
     assert any(len({(fault.at_s, fault.station) for fault in faults}) < len(faults) for faults in silent)
 
@@ -117,7 +118,7 @@ def test_a_world_that_breaks_a_rule_is_made_smaller(monkeypatch: pytest.MonkeyPa
     world = next(world for seed in range(50) if broken(Report(world := draw_world(seed))))
     small = shrink(world)
     assert [ask.user for ask in small.asks] == [guilty]
-    assert (small.faults, small.appends, small.rollout_at_s, small.forgets) == ((), (), None, ())
+    assert (small.faults, small.appends, small.rollout, small.forgets) == ((), (), None, ())
     assert (small.wire.lost_share, small.wire.lost_cancel_share, small.wire.doubled_share) == (0.0, 0.0, 0.0)
 
 
@@ -139,3 +140,22 @@ def test_a_smaller_world_always_asks_something() -> None:
     world = World(1, WireConfig(), 1, 0.01, (Ask(0.0, 0, 1, (1,), 100),))
     assert all(smaller.asks for smaller in draw_world(7).smaller())
     assert world.smaller() == []
+
+
+def test_every_way_of_a_roll_out_is_drawn() -> None:
+    worlds = [draw_world(seed) for seed in range(150)]
+    rollouts = [world.rollout for world in worlds if world.rollout is not None]
+    assert {rollout.flaw for rollout in rollouts} == {"", "refused", "failing"}
+    assert {bool(rollout.share) for rollout in rollouts} == {True, False}
+    assert {rollout.back_at_s is None for rollout in rollouts} == {True, False}
+    assert any(world.deltas_s and world.rollout is not None and world.faults for world in worlds)
+    assert {world.load_s > 0 for world in worlds} == {world.deaf_share > 0 for world in worlds} == {True, False}
+
+
+def test_roll_outs_end_in_every_way() -> None:
+    ended = [simulate(draw_world(seed)).ended for seed in (1, 11, 18, 28, 592)]
+    assert {order.rollout.phase for order in ended} == {"served", "rolled_back", "refused"}
+    reasons = [order.rollout.reason for order in ended]
+    assert any("of its answers are degraded or failed" in reason for reason in reasons), reasons
+    assert any("cannot read v2" in reason for reason in reasons), reasons
+    assert any(order.version.startswith("v1+") for order in ended), "deltas serve too"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.canary import CanaryConfig
-from cluster.rollout import RolloutRequest, Rollouts, UpdatesConfig
+from cluster.rollout import FolderDesk, RolloutRequest, Rollouts, UpdatesConfig
 from services.ingress.serving import ServingOrder
 from shared.clock import ManualClock
 from shared.log import JsonLogger
@@ -99,7 +99,7 @@ class Rig:
             canary=CanaryConfig(answers_min=10, labels_min=10),
         )
         logger = JsonLogger(stream=io.StringIO())
-        self.loop = Rollouts(self.store, "v", self.mesh, folder, config, self.clock, logger)
+        self.loop = Rollouts(FolderDesk(self.store, folder), "v", self.mesh, config, self.clock, logger)
 
     def append(self, base: str, num: int = 1) -> None:
         log = DeltaLog(self.store, base)
@@ -317,6 +317,77 @@ async def test_a_canary_can_be_taken_back_by_hand(rig: Rig) -> None:
     rig.ask("rollback", "")
     await rig.rounds()
     assert (rig.rollout.phase, rig.rollout.reason, rig.loop.order.canary) == ("rolled_back", "asked for", None)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+async def test_a_canary_that_is_taken_back_is_held_until_no_ingress_can_ask_for_it(
+    rig: Rig, by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation: replicas let go of it one round before the ingress was told, and requests failed."""
+    await canary(rig)
+    held_when_told: list[bool] = []
+    serve = rig.mesh.serve
+
+    async def told(order: ServingOrder) -> Sequence[Mapping[str, Any]]:
+        held_when_told.append("w" in rig.mesh.held["preprocess"])
+        return await serve(order)
+
+    monkeypatch.setattr(rig.mesh, "serve", told)
+    if by_hand:
+        rig.ask("rollback", "")
+    else:
+        rig.mesh.reports = {"outcomes": {"v": {"whole": 100}, "w": {"degraded": 20}}}
+    rig.mesh.is_deaf = by_hand  # and one that is not heard may still do so
+    await rig.rounds(2)
+    assert rig.loop.order.canary is None
+    assert held_when_told == [True, True]
+    rig.mesh.is_deaf = False
+    await rig.rounds(2)
+    assert rig.mesh.served[-1].canary is None
+    assert rig.mesh.held["preprocess"] == {"v"}, "and let go of at once then: it is a whole version"
+
+
+async def test_who_missed_an_order_is_told_again(rig: Rig) -> None:
+    rig.append("v")
+    await rig.rounds()
+    served, rig.mesh.held["embedding:0"] = len(rig.mesh.served), {"v"}  # a replica that began to serve just then
+    await rig.rounds(3)
+    assert (rig.mesh.held["embedding:0"], len(rig.mesh.served)) == ({"v"}, served)
+    await rig.clock.advance(rig.loop._config.confirm_s)
+    await rig.rounds()
+    assert "v+1" in rig.mesh.held["embedding:0"]
+    assert rig.mesh.served[-1].version == "v+1", "an ingress may have missed its order as well"
+    holds = len(rig.mesh.holds)
+    await rig.rounds(3)
+    assert len(rig.mesh.holds) == holds
+
+
+class JumpingClock(ManualClock):
+    """A wall clock that somebody sets."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
+async def test_a_clock_that_is_set_ends_no_watch_and_no_load(rig: Rig) -> None:
+    clock = rig.loop._clock = JumpingClock()
+    rig.mesh.slow = {"w"}
+    rig.ask(share=0.25, watch_s=60)
+    await rig.rounds()
+    clock.ahead_s = 1e6
+    await rig.rounds()
+    assert rig.rollout.phase == "loading"
+    rig.mesh.slow = set()
+    await rig.rounds()
+    clock.ahead_s = 2e6
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.rollout.reason) == ("canary", ""), "nor does it still read, or not know why"
+    clock.ahead_s = -2e6
+    await clock.advance(61)
+    await rig.rounds()
+    assert rig.rollout.phase == "served"
 
 
 async def test_what_cannot_be_asked_for(rig: Rig) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.speculative.config import SpeculativeConfig
 from services.speculative.hierarchy import resolve
-from services.speculative.series import StoreSeries
+from services.speculative.series import NamedStates
 from services.speculative.service import SpeculativeService
 from services.speculative.store import EmbeddingStore
 from shared.clock import ManualClock
@@ -156,7 +156,7 @@ async def test_foreign_inputs_are_refused(service: SpeculativeService, foreign: 
 
 
 async def test_a_user_is_forgotten_by_every_held_version(redis: FakeRedis) -> None:
-    series = StoreSeries("v1", lambda name: EmbeddingStore(redis, SpeculativeConfig(width=WIDTH), name, CLOCK))
+    series = NamedStates("v1", lambda name: EmbeddingStore(redis, SpeculativeConfig(width=WIDTH), name, CLOCK))
     versions: HeldVersions[EmbeddingStore] = HeldVersions(lambda base: series, ThreadPoolExecutor(1))
     versions.start(["v1", "v1+1"])
     service = SpeculativeService(

@@ -98,6 +98,38 @@ async def test_a_long_load_holds_nobody_up(rig: Rig) -> None:
     assert list(rig.opened) == ["a", "b"], "read once"
 
 
+async def test_the_order_that_came_last_decides(rig: Rig) -> None:
+    """Found by the simulation: an older one, ended later, let go of what the newer had just brought."""
+    rig.gate.clear()
+    older = asyncio.ensure_future(rig.versions.hold(["a", "b"], 10))
+    await asyncio.sleep(0)
+    newer = asyncio.ensure_future(rig.versions.hold(["a", "b", "c"], 10))
+    rig.gate.set()
+    assert (await older).refused == {}
+    assert (await newer).body() == {"version": "c", "held": ["a", "b", "c"], "refused": {}, "loading": []}
+
+
+def test_a_start_goes_on_without_what_only_may_be_asked_for(rig: Rig) -> None:
+    rig.broken = {"b"}
+    starting = HeldVersions(rig.open, ThreadPoolExecutor(1))
+    starting.start(["a+2", "b"], needed="a+2")
+    report = starting.report()
+    assert (report.held, report.refused) == (("a+2",), {"b": "b is damaged"})
+    with pytest.raises(WeightsError, match="b is damaged"):
+        starting.start(["a+2", "b"], needed="b")
+    with pytest.raises(WeightsError, match="b is damaged"):
+        starting.start(["a+2", "b"])
+
+
+def test_a_start_can_be_brought_up_to_date(rig: Rig) -> None:
+    starting = HeldVersions(rig.open, ThreadPoolExecutor(1))
+    starting.start(["a+2", "b"])
+    opened = dict(rig.opened)
+    starting.start(["a+1", "a+4", "c"], needed="a+4")  # it cannot go back to a+1
+    assert starting.report().held == ("a+4", "c")
+    assert rig.opened["a"] is opened["a"], "read once"
+
+
 async def test_a_request_ahead_is_caught_up_with(rig: Rig) -> None:
     parts = await asyncio.gather(*(rig.versions.get("a+4", "s") for _ in range(5)))
     assert parts == ["part of a+4"] * 5
