@@ -153,7 +153,7 @@ def test_every_way_of_a_roll_out_is_drawn() -> None:
 
 
 def test_roll_outs_end_in_every_way() -> None:
-    ended = [simulate(draw_world(seed)).ended for seed in (1, 11, 18, 28, 592)]
+    ended = [simulate(draw_world(seed)).ended for seed in (11, 14, 18, 28, 592)]
     assert {order.rollout.phase for order in ended} == {"served", "rolled_back", "refused"}
     reasons = [order.rollout.reason for order in ended]
     assert any("of its answers are degraded or failed" in reason for reason in reasons), reasons
