@@ -96,17 +96,22 @@ def _promoted(report: Report) -> Iterator[str]:
     if rollout.share and given_s < tried_s + rollout.watch_s - SLACK_S:
         yield f"{SECOND} was to be watched for {rollout.watch_s} s, and was from {tried_s:.3f} to {given_s:.3f} s"
     if rollout.flaw == "failing" and given_s < math.inf and rollout.share:
-        known = [each for each in report.outcomes if (each.ended_s or math.inf) < given_s - 2 * UPDATES.period_s]
-        bad = {version: _bad_share(known, version) for version in (FIRST, SECOND)}
-        if bad[SECOND][1] >= 2 * UPDATES.canary.answers_min and bad[SECOND][0] - bad[FIRST][0] > 0.5:
-            yield f"{SECOND} was given to all, though {bad[SECOND][0]:.0%} of its {bad[SECOND][1]} answers were bad"
+        until_s = given_s - 2 * UPDATES.period_s
+        known = [each for each in report.outcomes if each.ask.at_s >= tried_s and (each.ended_s or math.inf) < until_s]
+        (tried_bad, tried), (usual_bad, usual) = _judged(known)
+        share, usual_share = tried_bad / max(tried, 1), usual_bad / max(usual, 1)
+        if tried >= 2 * UPDATES.canary.answers_min and share - usual_share > 0.5:
+            yield f"{SECOND} was given to all, though {share:.0%} of {tried} answers were bad, {usual_share:.0%} else"
 
 
-def _bad_share(outcomes: list[Outcome], version: str) -> tuple[float, int]:
-    """Return the share of a version's answers that are marked, and how many there were."""
+def _judged(outcomes: list[Outcome]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return bad answers and all of the second version, and of the others; who has no answer is the others' bad one."""
     bodies = [each.body for each in outcomes if each.body is not None]
-    own = [body for body in bodies if parse_stamp(body["weights_version"])[0] == version]
-    return sum(bool(body["degraded"]) for body in own) / max(len(own), 1), len(own)
+    second = [body for body in bodies if body["weights_version"] == SECOND]
+    first = [body for body in bodies if body["weights_version"] != SECOND]
+    failed = sum(each.error is not None for each in outcomes)
+    bad, usual_bad = (sum(bool(body["degraded"]) for body in group) for group in (second, first))
+    return (bad, len(second)), (usual_bad + failed, len(first) + failed)
 
 
 class _Timeline:

@@ -4,127 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
 
-import httpx
 import pytest
 
-from benchmarks.cases import HISTORY_KINDS, Case, CaseSource
-from benchmarks.chaos.world import hosted_world, world_config, world_dataset
-from benchmarks.client import Answer, MeshClient
-from benchmarks.judge import Judge
-from benchmarks.load import open_loop
-from benchmarks.site import Site
-from benchmarks.verify import send_events
-from benchmarks.weights.drift import Drift, States
-from cluster.local import Mesh
-from cluster.rollout import RolloutRequest, UpdatesConfig
-from models.config import RankerConfig
-from models.golden import add_golden
-from services.ingress.directory import RolloutBody, StatusBody
-from shared.clock import SystemClock
-from shared.schema.api import RankRequest
-from shared.weights import WeightStore
 from shared.weights.deltas import parse_stamp
-from tests.helpers.updated_mesh import publish_source
-from tests.helpers.weights import random_weights
-from training.publish import golden_request
+from tests.helpers.live_updates import CLOCK, LiveUpdates, live_updates
 
 pytestmark = pytest.mark.timeout(240)  # the first of them starts a mesh
 
-CLOCK = SystemClock()
-NUM_CANDIDATES = 40
-NUM_USERS = 24
-RATE_PER_S = 10
-PERIOD_S = 0.25
-
-
-class Updated:
-    """The mesh, its store, and the oracle of every state."""
-
-    def __init__(self, mesh: Mesh, site: Site, folder: Path) -> None:
-        self.mesh = mesh
-        self.site = site
-        self.store = WeightStore(folder / "weights")
-        self.states = States(self.store)
-        self.golden = golden_request(world_dataset(), site.history_length)
-        source = CaseSource(site.dataset, site.history_length, seed=11)
-        kinds = HISTORY_KINDS
-        drawn = (source.case(number, kinds[number % len(kinds)], NUM_CANDIDATES) for number in range(4 * NUM_USERS))
-        self.cases = list({case.user: case for case in drawn}.values())[:NUM_USERS]
-        asyncio.run(self._send_events())
-
-    async def _send_events(self) -> None:
-        async with MeshClient(self.site.url, 30.0, 4, CLOCK) as client:
-            await send_events(client, self.site, self.cases)
-
-    def status(self) -> StatusBody:
-        body = httpx.get(f"{self.site.url}/v1/status", timeout=30.0, trust_env=False).raise_for_status().content
-        return StatusBody.model_validate_json(body)
-
-    def ask(self, action: Literal["rollout", "rollback"], version: str = "", **fields: float) -> str:
-        """Ask the mesh's owner for a roll-out; returns the id by which status knows it."""
-        request = RolloutRequest(id=f"{action}-{version}", action=action, version=version, **fields)
-        request.write(self.mesh.folders.root)
-        return request.id
-
-    async def until(self, request_id: str, *phases: str) -> RolloutBody:
-        """Wait until a roll-out is in one of some phases."""
-        for _ in range(600):
-            found = (await asyncio.to_thread(self.status)).rollout
-            if found.id == request_id and found.phase in phases:
-                return found
-            await CLOCK.sleep_s(0.1)
-        raise AssertionError(f"{request_id} does not come to {phases}: {found}")
-
-    def publish(self, version: str, seed: int) -> Path:
-        """Publish random weights of the world's form; returns their folder."""
-        dataset = world_dataset()
-        config = RankerConfig.model_validate(self.site.source.json("model"))
-        source = random_weights(config, len(dataset.catalog), len(dataset.users), seed=seed, version=version)
-        add_golden(source, self.golden)
-        publish_source(self.store, source)
-        return Path(self.store.root) / version
-
-    def drift(self, base: str, seed: int = 1) -> Drift:
-        return Drift(self.store, base, self.golden, seed)
-
-    async def traffic(self, duration_s: float) -> list[tuple[Case, RankRequest, Answer]]:
-        async with MeshClient(self.site.url, 30.0, 32, CLOCK) as client:
-
-            async def send(index: int) -> tuple[Case, RankRequest, Answer]:
-                case = self.cases[index % len(self.cases)]
-                request = case.request(None, speculative=False, tier="auto", deadline_ms=10_000, limit=NUM_CANDIDATES)
-                return case, request, await client.rank(request)
-
-            load = await open_loop(send, RATE_PER_S, duration_s, 64, CLOCK)
-        return [sample.answer for sample in load.samples if sample.answer is not None]
-
-    def faults(self, sent: list[tuple[Case, RankRequest, Answer]]) -> list[str]:
-        """Judge each answer by the oracle of the state that it names."""
-        faults: list[str] = []
-        stamps = sorted({each.body.weights_version for *_, each in sent if each.body is not None}, key=parse_stamp)
-        for stamp in stamps:
-            judge = Judge(self.states.source(stamp), self.site.default_limit, self.site.num_shards)
-            for case, request, answer in sent:
-                if answer.body is not None and answer.body.weights_version == stamp:
-                    judgement = judge.judge(case.name, case, request, answer)
-                    faults += [f"{stamp} {case.name}: {fault}" for fault in judgement.faults]
-        return faults + [
-            f"{case.name}: {answer.outcome} {answer.detail}" for case, _, answer in sent if answer.body is None
-        ]
-
 
 @pytest.fixture(scope="module")
-def updated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Updated]:
-    folder = tmp_path_factory.mktemp("updates")
-    config = world_config(folder, "updates", updates=UpdatesConfig(period_s=PERIOD_S, busy_share=1.0))
-    with hosted_world(folder, config) as (mesh, site):
-        yield Updated(mesh, site, folder)
+def updated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveUpdates]:
+    with live_updates(tmp_path_factory.mktemp("updates"), "updates") as started:
+        yield started
 
 
-async def test_answers_under_updates_are_those_of_the_version_they_name(updated: Updated) -> None:
+async def test_answers_under_updates_are_those_of_the_version_they_name(updated: LiveUpdates) -> None:
     base = parse_stamp(updated.status().version)[0]
     drift = updated.drift(base)
     deltas = [drift.network() if number % 8 == 5 else drift.rows(100) for number in range(24)]
@@ -142,7 +37,7 @@ async def test_answers_under_updates_are_those_of_the_version_they_name(updated:
     assert parse_stamp(updated.status().version) == (base, deltas[-1].sequence)
 
 
-async def test_a_version_goes_out_behind_a_canary_and_back(updated: Updated) -> None:
+async def test_a_version_goes_out_behind_a_canary_and_back(updated: LiveUpdates) -> None:
     before = updated.status().version
     updated.publish("20270101-000000-00000002", seed=2)
     traffic = asyncio.create_task(updated.traffic(7.0))
@@ -160,7 +55,22 @@ async def test_a_version_goes_out_behind_a_canary_and_back(updated: Updated) -> 
     assert updated.faults(await updated.traffic(1.0)) == []
 
 
-async def test_damage_is_refused_with_its_reason_and_the_old_version_serves(updated: Updated) -> None:
+async def test_a_canary_that_is_taken_back_costs_no_answer(updated: LiveUpdates) -> None:
+    before, tried = updated.status().version, "20270101-000000-00000004"
+    updated.publish(tried, seed=4)
+    traffic = asyncio.create_task(updated.traffic(6.0))
+    asked = updated.ask("rollout", tried, share=0.5, watch_s=60)
+    assert (await updated.until(asked, "canary", "refused")).phase == "canary"
+    await CLOCK.sleep_s(1.0)
+    await updated.until(updated.ask("rollback"), "rolled_back")
+    sent = await traffic
+    assert updated.faults(sent) == []
+    assert {answer.outcome for *_, answer in sent} == {"ok"}
+    assert {answer.body.weights_version for *_, answer in sent if answer.body} == {before, tried}
+    assert updated.status().version == before
+
+
+async def test_damage_is_refused_with_its_reason_and_the_old_version_serves(updated: LiveUpdates) -> None:
     before = updated.status().version
     folder = updated.publish("20270101-000000-00000003", seed=3)
     path = folder / "dense.safetensors"
