@@ -191,7 +191,7 @@ class RayCall:
             # Once for all who wait: each look is a hop between threads, and up to five calls wait for the features.
             if self._ending is None:
                 self._ending = asyncio.get_running_loop().create_task(reference._ready(), name=self.station)
-                self._ending.add_done_callback(lambda done: self._trip.answered())
+                self._ending.add_done_callback(lambda done: self._trip.ended())
             await asyncio.wait([self._ending])
 
     @property
@@ -203,6 +203,7 @@ class RayCall:
         await self.ready()
         reference = self._reference()
         if reference is not None and self._bytes_of(reference) > ERROR_BYTES_MAX:
+            self._trip.answered()
             return None
         try:
             await self._value()

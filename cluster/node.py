@@ -22,6 +22,7 @@ from ray.experimental import internal_kv
 from cluster.app import build
 from cluster.config import MeshConfig
 from cluster.control import ServeControl
+from cluster.desk import FolderDesk
 from cluster.failures import start_failure, why_not
 from cluster.loopback import LOOPBACK
 from cluster.names import APP, station_name
@@ -29,7 +30,7 @@ from cluster.peer_cache import live_nodes, start_peers
 from cluster.processes import Waiter, wait_until
 from cluster.pulse import Pulse
 from cluster.raylets import Raylets
-from cluster.rollout import FolderDesk, Rollouts, RolloutThread
+from cluster.rollout import Rollouts, RolloutThread
 from cluster.stations import Place
 from cluster.watch import StationWatch
 from shared.clock import SystemClock

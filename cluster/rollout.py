@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from cluster.canary import CanaryConfig, alarm, figures
+from cluster.desk import LATEST, Desk, RolloutRequest
 from models.updates.live import LiveConfig
 from services.ingress.directory import RolloutBody, RolloutPhase, UpdatesBody
 from services.ingress.serving import ServingOrder
@@ -31,18 +31,11 @@ from shared.clock import Clock
 from shared.config import Config
 from shared.errors import RankMeshError
 from shared.log import JsonLogger
-from shared.weights import WeightStore
-from shared.weights.delta_log import DeltaLog
 from shared.weights.deltas import parse_stamp, version_stamp
-
-REQUEST_FILE = "rollout.json"
-"""In the folder of a mesh: what its owner is asked to roll out."""
+from shared.weights.held import BASES_MAX
 
 TURN_S = 0.25
 """A station that has not answered by then keeps the next one waiting no longer."""
-
-LATEST = "latest"
-"""Stands for the newest version of the store."""
 
 Replies: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 """Station -> what each of its replicas said: ``held``, ``refused``, ``loading``, or ``error``."""
@@ -76,103 +69,6 @@ class UpdatesConfig(Config):
     load_timeout_s: float = Field(1800.0, gt=0)
     live: LiveConfig = LiveConfig()
     canary: CanaryConfig = CanaryConfig()
-
-
-class RolloutRequest(BaseModel):
-    """What ``rankmesh rollout`` and ``rankmesh rollback`` ask for.
-
-    Args:
-        id: Random, found again in status.
-        action: Roll a version out, or back.
-        version: The version, or ``latest``.
-        share: Share of the users that get it first; 0: all at once.
-        watch_s: How long it is watched before all get it, seconds.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    action: Literal["rollout", "rollback"]
-    version: str = ""
-    share: float = Field(0.0, ge=0, lt=1)
-    watch_s: float = Field(60.0, ge=0)
-
-    def write(self, folder: Path) -> None:
-        """Put it where the owner of the mesh looks."""
-        staged = folder / f"{REQUEST_FILE}.{self.id}"
-        staged.write_text(self.model_dump_json(), encoding="utf-8")
-        staged.replace(folder / REQUEST_FILE)
-
-
-class Desk(Protocol):
-    """What the loop looks at in each round: what there is to roll out, and what is asked for."""
-
-    def latest(self) -> str:
-        """Return the newest version.
-
-        Raises:
-            RankMeshError: there is none.
-        """
-        ...
-
-    def check(self, version: str) -> None:
-        """Check that a version is there and whole.
-
-        Raises:
-            RankMeshError: it is not.
-        """
-        ...
-
-    def newest_delta(self, version: str) -> int:
-        """Return the number of the newest delta of a version, 0 where there is none."""
-        ...
-
-    def is_asked(self) -> bool:
-        """Return whether a request waits."""
-        ...
-
-    def take(self) -> bytes | None:
-        """Return the request that waits, which does so no longer; None: there is none."""
-        ...
-
-
-class FolderDesk:
-    """A weight store, and the folder of a mesh into which requests are written.
-
-    Args:
-        store: The store.
-        folder: The folder.
-    """
-
-    def __init__(self, store: WeightStore, folder: Path) -> None:
-        self._store = store
-        self._path = folder / REQUEST_FILE
-
-    def latest(self) -> str:
-        """Return the newest version of the store."""
-        return self._store.latest()
-
-    def check(self, version: str) -> None:
-        """Open a version."""
-        self._store.open(version)
-
-    def newest_delta(self, version: str) -> int:
-        """Return the number of the last delta in the version's log."""
-        numbers = DeltaLog(self._store, version).sequences()
-        return numbers[-1] if numbers else 0
-
-    def is_asked(self) -> bool:
-        """Return whether the file is there."""
-        return self._path.exists()
-
-    def take(self) -> bytes | None:
-        """Read the file and remove it."""
-        try:
-            text = self._path.read_bytes()
-        except FileNotFoundError:
-            return None
-        self._path.unlink(missing_ok=True)
-        return text
 
 
 class MeshControl(Protocol):
@@ -239,9 +135,11 @@ class Rollouts:
         self._clock = clock
         self._logger = logger.bind(service="rollout")
         self._base = version
-        self._replaced: frozenset[str] = frozenset()  # what the last order before this one ranked with
+        self._sent: frozenset[str] = frozenset({version})  # what the ingress was last told to rank with
+        self._replaced: frozenset[str] = frozenset()  # and before that
         self._before: frozenset[str] = frozenset()  # what an ingress may rank with that does not know better yet
         self._previous: str | None = None  # what a roll-back returns to
+        self._back: str | None = None  # a roll-back to it is asked for
         self._try: _Try | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset({version})
@@ -267,9 +165,9 @@ class Rollouts:
         newest = {base: self._newest(base) for base in self._bases()}
         target = version_stamp(self._base, newest[self._base])
         canary = None
-        if self._try is not None and self._try.phase == "canary":
+        if self._try is not None:
             canary = version_stamp(self._try.request.version, newest[self._try.request.version])
-        wanted = [target, canary, None if self._try is None else self._try.request.version]
+        wanted = [target, canary]
         if self._now_s() - self._told_s >= self._config.confirm_s:
             self._told, self._is_stale = frozenset(), True
         if self._is_settled(wanted):
@@ -292,10 +190,7 @@ class Rollouts:
     # --- what is wanted -------------------------------------------------------------------------------------------
 
     def _bases(self) -> list[str]:
-        bases = [self._base]
-        if self._try is not None and self._try.phase == "canary":
-            bases.append(self._try.request.version)
-        return bases
+        return [self._base, *(() if self._try is None else (self._try.request.version,))]
 
     def _newest(self, base: str) -> int:
         """Return the number of the newest delta of a version, 0 where they are not followed."""
@@ -310,7 +205,7 @@ class Rollouts:
         """Return whether there is nothing to do: all is held and served, nothing is tried, nothing has changed."""
         asked = {stamp for stamp in wanted if stamp is not None}
         served = {stamp for stamp in (self.order.version, self.order.canary) if stamp is not None}
-        if not asked <= served or self._try is not None or self._is_stale:
+        if not asked <= served or self._try is not None or self._back is not None or self._is_stale:
             return False
         # States of one version are let go of with the next delta, a whole version at once.
         return _bases(self._told) == _bases(self._to_hold(wanted))
@@ -348,7 +243,7 @@ class Rollouts:
         update: dict[str, Any] = {}
         if target != order.version and target in held:
             update["version"] = target
-        if canary is not None and canary != order.canary and canary in held:
+        if canary is not None and order.canary is not None and canary != order.canary and canary in held:
             update["canary"] = canary
         if update:
             self._retire()
@@ -359,29 +254,42 @@ class Rollouts:
         newest = parse_stamp(target)[1] if parse_stamp(target)[0] == base else 0
         self._note_updates(newest=newest, served=served, reason=reason)
         if self._try is not None and self._try.phase == "loading":
-            self._follow_load(self._try, replies, held)
+            self._follow_load(self._try, canary or self._try.request.version, replies, held)
+        elif self._back is not None:
+            self._go_back(self._back, replies, held)
 
-    def _follow_load(self, tried: _Try, replies: Replies, held: frozenset[str]) -> None:
+    def _go_back(self, back: str, replies: Replies, held: frozenset[str]) -> None:
+        if back not in held:
+            if self.order.rollout.phase == "loading":
+                self._tell(reason=_why_not(replies, back))
+            return
+        self._back = self._previous = None
+        self._base = parse_stamp(back)[0]
+        self._change("rolled_back", version=back, previous=None, reason="asked for")
+
+    def _follow_load(self, tried: _Try, newest: str, replies: Replies, held: frozenset[str]) -> None:
         version, request = tried.request.version, tried.request
-        if refusal := _refusal(replies, version):
+        if refusal := _refusal(replies, (version, newest)):
             self._drop("refused", refusal)
-        elif version in held:
+        elif ready := sorted((stamp for stamp in held if parse_stamp(stamp)[0] == version), key=parse_stamp):
             if request.share > 0:
                 tried.phase, tried.since_s = "canary", self._now_s()
-                self._change("canary", canary=version, share=request.share)
+                self._change("canary", canary=ready[-1], share=request.share)
             else:
-                self._promote(tried)
+                self._promote(tried, ready[-1])
         elif self._now_s() - tried.since_s > self._config.load_timeout_s:
             limit_s = self._config.load_timeout_s
-            self._drop("refused", f"not every replica holds it after {limit_s:.0f} s: {_why_not(replies, version)}")
+            self._drop("refused", f"not every replica holds it after {limit_s:.0f} s: {_why_not(replies, newest)}")
         else:
-            self._tell(reason=_why_not(replies, version))
+            self._tell(reason=_why_not(replies, newest))
 
     async def _serve(self) -> Sequence[Mapping[str, Any]]:
         """Tell the ingress replicas, and learn which states their requests use."""
         if not self._is_stale and self._try is None:
             return ()
         self._publish(self.order.model_copy(update={"held": tuple(sorted(self._to_hold([])))}))
+        if (asked := _asked(self.order)) != self._sent:
+            self._replaced, self._sent = self._sent, asked
         reports = await self._control.serve(self.order)
         in_flight = {stamp for report in reports for stamp in report.get("in_flight", ())}
         if failed := [report["error"] for report in reports if "error" in report]:
@@ -392,14 +300,13 @@ class Rollouts:
         self._in_flight = frozenset(in_flight)
         self._is_stale = False
         # The state before stays for an ingress that starts just now; a whole version would be too much for that.
-        base = parse_stamp(self.order.version)[0]
-        self._before = frozenset(stamp for stamp in self._replaced if parse_stamp(stamp)[0] == base)
+        bases = _bases(self._sent)
+        self._before = frozenset(stamp for stamp in self._replaced if parse_stamp(stamp)[0] in bases)
         return reports
 
     def _retire(self) -> None:
         """Keep what requests are ranked with now until no ingress replica can choose it any more."""
-        self._replaced = frozenset(stamp for stamp in (self.order.version, self.order.canary) if stamp is not None)
-        self._before |= self._replaced
+        self._before |= _asked(self.order) | self._sent
 
     def _judge(self, found: _Round) -> None:
         """Watch the canary: take it back, go on watching, or give it to all."""
@@ -411,13 +318,12 @@ class Rollouts:
         if reason := alarm(self._config.canary, measured):
             self._drop("rolled_back", reason)
         elif self._now_s() - self._try.since_s >= self._try.request.watch_s:
-            self._promote(self._try)
+            self._promote(self._try, self.order.canary or version)
 
-    def _promote(self, tried: _Try) -> None:
+    def _promote(self, tried: _Try, stamp: str) -> None:
         version = tried.request.version
         self._previous = self.order.version
         self._base = version
-        stamp = self.order.canary or version
         self._try = None
         self._change("served", version=stamp, canary=None, previous=self._previous)
 
@@ -441,6 +347,9 @@ class Rollouts:
         if self._try is not None:
             self._answer(rollout, f"{self._try.request.version} is being rolled out; roll it back first")
             return
+        if self._back is not None:
+            self._answer(rollout, f"{self._back} is being gone back to")
+            return
         try:
             if request.version == LATEST:
                 request = request.model_copy(update={"version": self._desk.latest()})
@@ -454,6 +363,10 @@ class Rollouts:
             return
         # One version at most is held beside the one that serves and the one that comes.
         self._previous = None
+        if (number := len(_bases(self._to_hold([])) | {request.version})) > BASES_MAX:
+            reason = f"{number} versions would be held, limit {BASES_MAX}: requests may still ask for the one before"
+            self._answer(rollout, reason)
+            return
         self._try = _Try(request, self._now_s())
         self.order = self.order.model_copy(
             update={"rollout": rollout.model_copy(update={"previous": self.order.version})}
@@ -477,9 +390,8 @@ class Rollouts:
         if self._try is not None:
             self._drop("rolled_back", "asked for")
         elif self._previous is not None:
-            back, self._previous = self._previous, None
-            self._base = parse_stamp(back)[0]
-            self._change("rolled_back", version=back, previous=None, reason="asked for")
+            self._back, self._told = self._previous, frozenset()  # a replica that started since may lack it
+            self._change("loading")
 
     # --- words ----------------------------------------------------------------------------------------------------
 
@@ -544,6 +456,11 @@ class RolloutThread(threading.Thread):
         self.join(timeout_s)
 
 
+def _asked(order: ServingOrder) -> frozenset[str]:
+    """Return the stamps that an ingress ranks with by an order."""
+    return frozenset(stamp for stamp in (order.version, order.canary) if stamp is not None)
+
+
 def _bases(stamps: Iterable[str]) -> set[str]:
     return {parse_stamp(stamp)[0] for stamp in stamps}
 
@@ -560,12 +477,12 @@ def _held_by_all(replies: Replies) -> frozenset[str]:
     return frozenset(stamp for stamp in stamps if _hold(replies, stamp))
 
 
-def _refusal(replies: Replies, version: str) -> str:
-    """Return why a replica does not take a version up, empty when none says so."""
+def _refusal(replies: Replies, stamps: Collection[str]) -> str:
+    """Return why a replica does not take one of these states up, empty when none says so."""
     for station, said in replies.items():
         for reply in said:
             for stamp, reason in reply.get("refused", {}).items():
-                if parse_stamp(stamp)[0] == version:
+                if stamp in stamps:
                     return f"{station}: {reason}"
     return ""
 

@@ -125,6 +125,10 @@ class Place:
         return choose_execution(backend, precision)
 
 
+ORDERS_MAX = 20
+"""Orders that a replica obeys before it serves; deltas that come faster it catches up with later."""
+
+
 def take_up(read: Callable[[], ServingOrder], obey: Callable[[ServingOrder], None]) -> None:
     """Obey the mesh's order, and the next where one came meanwhile: reading weights takes up to minutes.
 
@@ -133,7 +137,10 @@ def take_up(read: Callable[[], ServingOrder], obey: Callable[[ServingOrder], Non
         obey: Does what it says of versions; blocks.
     """
     known: tuple[object, ...] = ()
-    while (asked := ((order := read()).version, order.canary, order.held)) != known:
+    for _ in range(ORDERS_MAX):
+        order = read()
+        if (asked := (order.version, order.canary, order.held)) == known:
+            return
         obey(order)
         known = asked
 

@@ -173,7 +173,8 @@ class Breakers:
 
     async def _give_up_later(self, call: Call[Any], end: Callable[[], object]) -> None:
         loop = asyncio.get_running_loop()
-        waits = [loop.create_task(call.ready()), loop.create_task(self.clock.sleep_s(min(self._limit_s, _TRY_S_MAX)))]
+        # How it ended is asked too: one that broke with its replica is no answer.
+        waits = [loop.create_task(call.failure()), loop.create_task(self.clock.sleep_s(min(self._limit_s, _TRY_S_MAX)))]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -205,8 +206,8 @@ class Breakers:
         if (known := self._replicas.get(replica)) is None:
             return  # it is gone
         known.heard_s, known.num_failures = self.clock.monotonic_s(), 0
-        self._took_s.append(known.heard_s - sent_s)
-        self._open.pop(replica, None)
+        if self._open.pop(replica, None) is None:  # what a silence took is not what answers take
+            self._took_s.append(known.heard_s - sent_s)
 
     def given_up(self, replica: str, sent_s: float) -> bool:
         """Note that a call is waited for no longer.
@@ -288,6 +289,11 @@ class Trip:
         if self._replica is not None and not self._is_over:
             self._breakers.answered(self._replica, self._sent_s)
         self._is_over = True
+
+    def ended(self) -> None:
+        """Note that the call has ended in some way, which is an answer unless somebody asks in which."""
+        if not self.is_left and self.only is None:
+            self.answered()
 
     def given_up(self, call: Call[Any], stop: Callable[[], object]) -> None:
         """Stop a call, as nobody waits for its answer any longer; one that opens its replica's breaker is left to try.

@@ -15,9 +15,9 @@ from benchmarks.chaos.memory import MemoryCell
 from benchmarks.chaos.schedule import Planned
 from benchmarks.chaos.spaces import Spaces
 from benchmarks.chaos.victims import choose
+from cluster.desk import RolloutRequest
 from cluster.local import Mesh
 from cluster.processes import Process
-from cluster.rollout import RolloutRequest
 from shared.clock import Clock, set_skew
 from shared.errors import StageUnavailableError
 from shared.userlog.client import guard

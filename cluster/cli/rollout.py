@@ -13,7 +13,7 @@ from cluster.cli.options import DEFAULT_NAME, JsonOption, NameOption
 
 if TYPE_CHECKING:
     from cluster.cli.client import Client
-    from cluster.rollout import RolloutRequest
+    from cluster.desk import RolloutRequest
     from services.ingress.directory import RolloutBody
 
 app = typer.Typer()
@@ -79,7 +79,7 @@ def _ask(mesh: tuple[str, str], action: str, wished: str, wait: bool, as_json: b
     from secrets import token_hex
 
     from cluster.cli.client import Client
-    from cluster.rollout import RolloutRequest
+    from cluster.desk import RolloutRequest
 
     folder, url = mesh
     request = RolloutRequest.model_validate({"id": token_hex(4), "action": action, **fields})

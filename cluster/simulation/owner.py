@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.canary import CanaryConfig
-from cluster.rollout import RolloutRequest, UpdatesConfig
+from cluster.desk import RolloutRequest
+from cluster.rollout import UpdatesConfig
 from cluster.simulation.network import Network, Replica, Station
 from cluster.simulation.world import FIRST, SECOND, World
 from services.ingress.service import IngressService

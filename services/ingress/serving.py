@@ -95,6 +95,7 @@ class Serving:
         self._routed_by: dict[str, GainModel] = {}
         self._clock = clock
         self._since_s: dict[str, float] = {version: -math.inf}
+        self._num_orders = 0
         self.order = ServingOrder.first(version)
 
     def start(self, order: ServingOrder) -> None:
@@ -166,7 +167,11 @@ class Serving:
         self._outcomes[parse_stamp(stamp)[0], outcome] += 1
 
     async def hold(self, stamps: Sequence[str]) -> dict[str, Any]:
-        """Get to know the versions of these stamps; one that cannot be served is refused by its reason."""
+        """Get to know the versions of these stamps; one that cannot be served is refused by its reason.
+
+        The order that came last decides what is let go of.
+        """
+        self._num_orders = number = self._num_orders + 1
         for base in dict.fromkeys(parse_stamp(stamp)[0] for stamp in stamps):
             if base in self._models:
                 continue
@@ -186,10 +191,11 @@ class Serving:
             if isinstance(failure, BaseException):
                 told = failure.message if isinstance(failure, RankMeshError) else f"{type(failure).__name__}: {failure}"
                 self._refused[stamp] = told
-        bases = {parse_stamp(stamp)[0] for stamp in (*stamps, *self._in_flight, *self._asked())}
-        self._models = {base: model for base, model in self._models.items() if base in bases}
-        known = {*bases, *stamps}
-        self._refused = {name: reason for name, reason in self._refused.items() if name in known}
+        if number == self._num_orders:
+            bases = {parse_stamp(stamp)[0] for stamp in (*stamps, *self._in_flight, *self._asked())}
+            self._models = {base: model for base, model in self._models.items() if base in bases}
+            known = {*bases, *stamps}
+            self._refused = {name: reason for name, reason in self._refused.items() if name in known}
         held = [stamp for stamp in stamps if parse_stamp(stamp)[0] in self._models and stamp not in self._refused]
         return {"held": held, "refused": dict(self._refused), "loading": []}
 

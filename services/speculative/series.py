@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from shared.errors import VersionMismatchError
-from shared.weights.deltas import version_stamp
+from shared.weights.deltas import parse_stamp, version_stamp
 
 PartT = TypeVar("PartT")
 
@@ -25,7 +25,18 @@ class NamedStates(Generic[PartT]):
         self._parts = {base: make(base)}
 
     def advance(self, sequence: int) -> None:
-        """Take up the state after a delta; there is nothing to read for it."""
+        """Take up the state after a delta; there is nothing to read for it.
+
+        Raises:
+            VersionMismatchError: it is before the newest, as with parts that are read.
+        """
+        newest = self.stamps()[-1]
+        if sequence < parse_stamp(newest)[1]:
+            raise VersionMismatchError(
+                f"delta {sequence} of {self._base} is asked for, the state is {newest}",
+                asked=str(sequence),
+                held=newest,
+            )
         stamp = version_stamp(self._base, sequence)
         self._parts = {**self._parts, stamp: self._make(stamp)}
 

@@ -150,6 +150,7 @@ class HeldVersions(Generic[PartT]):
         self._bringing: dict[str, asyncio.Task[None]] = {}
         self._opening: set[str] = set()
         self._num_orders = 0
+        self._wanted: frozenset[str] = frozenset()  # of the newest order
 
     def start(self, stamps: Sequence[str], needed: str | None = None) -> None:
         """Take up versions before the replica serves, and let go of all others; blocks. May be called once more.
@@ -165,20 +166,24 @@ class HeldVersions(Generic[PartT]):
         for base in [base for base in self._series if base not in wanted]:
             del self._series[base]
         for base, sequences in wanted.items():
-            try:
-                self._start(base, sequences, stamps)
-            except Exception as error:
-                if needed is None or base == parse_stamp(needed)[0]:
-                    raise
-                self._refuse(base, _told(error))
+            first = None if needed is None or base != parse_stamp(needed)[0] else parse_stamp(needed)[1]
+            for sequence in (0, *sequences):
+                try:
+                    self._start(base, sequence)
+                except Exception as error:
+                    if needed is None or (first is not None and sequence <= first):
+                        raise
+                    self._refuse(version_stamp(base, sequence), _told(error))
+                    break
+            if base in self._series:
+                self._series[base].keep(stamps)
 
-    def _start(self, base: str, sequences: Sequence[int], stamps: Sequence[str]) -> None:
-        series = self._series.get(base) or self._open(base)
-        for sequence in sequences:
-            if sequence > parse_stamp(series.stamps()[-1])[1]:
-                series.advance(sequence)
-        series.keep(stamps)
-        self._series[base] = series
+    def _start(self, base: str, sequence: int) -> None:
+        if base not in self._series:
+            self._series[base] = self._open(base)
+        series = self._series[base]
+        if sequence > parse_stamp(series.stamps()[-1])[1]:
+            series.advance(sequence)
 
     async def hold(self, stamps: Sequence[str], wait_s: float) -> HeldReport:
         """Take up these states, and when all are there let go of all others; what fails changes nothing.
@@ -191,6 +196,7 @@ class HeldVersions(Generic[PartT]):
         """
         self._num_orders = number = self._num_orders + 1
         wanted = _by_base(stamps)
+        self._wanted = frozenset(wanted)
         tasks = [self._bring(base, sequences) for base, sequences in wanted.items()]
         await asyncio.wait(tasks, timeout=wait_s)
         if number == self._num_orders and all(self._holds(stamp) for stamp in stamps):
@@ -275,19 +281,24 @@ class HeldVersions(Generic[PartT]):
         if (series := self._series.get(base)) is None:
             raise VersionMismatchError(f"{base} was let go of while {stamp} was asked for", asked=stamp)
         if stamp not in series.stamps():
+            self._refused.pop(stamp, None)
             await asyncio.get_running_loop().run_in_executor(self._advancer, series.advance, sequence)
         self._refused.pop(stamp, None)
 
     async def _opened(self, base: str) -> None:
         if base in self._series:
             return
-        if (number := len(self._series) + len(self._opening)) >= BASES_MAX:
+        if (number := len(self._series) + len(self._opening & self._wanted)) >= BASES_MAX:
             raise VersionMismatchError(f"{number} versions are held, limit {BASES_MAX}", limit=BASES_MAX, asked=base)
         self._opening.add(base)
+        self._refused.pop(base, None)  # it is tried anew
         try:
-            self._series[base] = await asyncio.get_running_loop().run_in_executor(self._opener, self._open, base)
+            series = await asyncio.get_running_loop().run_in_executor(self._opener, self._open, base)
         finally:
             self._opening.discard(base)
+        if base not in self._wanted:
+            raise VersionMismatchError(f"{base} is not wanted any more", asked=base)
+        self._series[base] = series
 
     def _refuse(self, stamp: str, reason: str) -> None:
         kept = list(self._refused.items())[-(REFUSALS_MAX - 1) :]

@@ -18,8 +18,9 @@ from benchmarks.load import open_loop
 from benchmarks.site import Site
 from benchmarks.verify import send_events
 from benchmarks.weights.drift import Drift, States
+from cluster.desk import RolloutRequest
 from cluster.local import Mesh
-from cluster.rollout import RolloutRequest, UpdatesConfig
+from cluster.rollout import UpdatesConfig
 from models.config import RankerConfig
 from models.golden import add_golden
 from services.ingress.directory import RolloutBody, StatusBody

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cluster.rollout import FolderDesk, Rollouts, UpdatesConfig
+from cluster.desk import FolderDesk
+from cluster.rollout import Rollouts, UpdatesConfig
 from models.config import RankerConfig
 from models.execution_config import REFERENCE
 from models.source import MemorySource

@@ -478,5 +478,38 @@ async def test_a_copy_by_reference_closes_the_breaker_too() -> None:
     watched.serve.last.choose("replica-0")
     watched.serve.last.put("state")
     await settle()
+    await settle()
     assert watched.breakers.open == []
     await watched.clock.advance(1.0)
+
+
+@pytest.mark.parametrize("method", ["lookup", "encode"])
+async def test_a_left_call_whose_replica_dies_closes_no_breaker(method: str) -> None:
+    watched = Watched()
+    await watched.leave_unanswered(method)
+    watched.serve.last.fail(ActorDiedError())
+    await settle()
+    assert watched.breakers.open == ["replica-0"]
+
+
+async def test_a_copy_by_reference_whose_replica_dies_closes_no_breaker() -> None:
+    watched = Watched()
+    await watched.leave_unanswered("append")
+    await watched.clock.advance(0.6)
+    with pytest.raises(StageSilentError):
+        watched.station.call("encode", 2)
+    watched.serve.last.choose("replica-0")
+    watched.serve.last.fail(ActorDiedError())
+    await settle()
+    assert watched.breakers.open == ["replica-0"]
+    await watched.clock.advance(1.0)
+
+
+async def test_a_large_answer_of_a_left_call_closes_the_breaker_unfetched() -> None:
+    watched = Watched()
+    watched.station = handle(watched.serve, "embedding:0", ERROR_BYTES_MAX + 1, watched.breakers)
+    await watched.leave_unanswered("encode")
+    watched.serve.last.put("tensor")
+    await settle()
+    assert watched.breakers.open == []
+    assert watched.serve.last.reference.num_fetches == 0

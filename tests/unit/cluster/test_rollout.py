@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cluster.canary import CanaryConfig
-from cluster.rollout import FolderDesk, RolloutRequest, Rollouts, UpdatesConfig
+from cluster.desk import FolderDesk, RolloutRequest
+from cluster.rollout import Rollouts, UpdatesConfig
 from services.ingress.serving import ServingOrder
 from shared.clock import ManualClock
 from shared.log import JsonLogger
@@ -345,6 +346,65 @@ async def test_a_canary_that_is_taken_back_is_held_until_no_ingress_can_ask_for_
     await rig.rounds(2)
     assert rig.mesh.served[-1].canary is None
     assert rig.mesh.held["preprocess"] == {"v"}, "and let go of at once then: it is a whole version"
+
+
+async def test_what_the_ingress_ranked_with_stays_though_two_things_change_at_once(rig: Rig) -> None:
+    rig.mesh.slow = {"w"}
+    rig.ask(share=0.5, watch_s=1_000)
+    await rig.rounds(2)
+    rig.append("v")
+    rig.mesh.slow = set()
+    await rig.rounds(2)
+    assert (rig.loop.order.version, rig.loop.order.canary) == ("v+1", "w")
+    assert rig.mesh.held["embedding:0"] >= {"v", "v+1", "w"}, "an ingress that starts just now may have read v"
+    rig.append("w")
+    await rig.rounds(2)
+    assert rig.mesh.held["embedding:0"] >= {"v+1", "w", "w+1"}, "and w"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+async def test_a_version_goes_out_with_its_newest_state(rig: Rig, share: float) -> None:
+    """Replicas that still hold a later state of it cannot go back to the one without deltas."""
+    rig.append("w", 4)
+    rig.ask(share=share, watch_s=1_000)
+    await rig.rounds(2)
+    assert (rig.loop.order.canary or rig.loop.order.version) == "w+4"
+    assert "w" not in rig.mesh.held["preprocess"]
+    rig.ask("rollback", "")
+    await rig.rounds(2)
+    rig.ask(share=share, watch_s=1_000)
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.rollout.reason) == ("canary" if share else "served", "")
+
+
+async def test_a_roll_back_waits_until_every_replica_holds_the_version(rig: Rig) -> None:
+    rig.ask()
+    await rig.rounds(2)
+    rig.mesh.held["embedding:0"], rig.mesh.slow = {"w"}, {"v"}  # a replica that started since, and reads v again
+    rig.ask("rollback", "")
+    await rig.rounds(2)
+    assert rig.loop.order.version == "w"
+    assert (rig.rollout.phase, rig.rollout.reason) == ("loading", "embedding:0: is reading it")
+    rig.ask(version="v")
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.rollout.reason) == ("refused", "v is being gone back to")
+    rig.mesh.slow = set()
+    await rig.rounds(2)
+    assert (rig.loop.order.version, rig.rollout.phase) == ("v", "rolled_back")
+
+
+async def test_no_more_versions_are_asked_for_than_replicas_hold(rig: Rig) -> None:
+    for version in ("x", "y"):
+        with rig.store.writer(version) as writer:
+            writer.add_json("model", {})
+            writer.commit()
+    rig.mesh.is_deaf = True
+    for version in ("w", "x", "y"):
+        rig.ask(version=version)
+        await rig.rounds(2)
+    assert (rig.rollout.phase, rig.rollout.version) == ("refused", "y")
+    assert "4 versions would be held, limit 3" in rig.rollout.reason
+    assert rig.loop.order.version == "x"
 
 
 async def test_who_missed_an_order_is_told_again(rig: Rig) -> None:

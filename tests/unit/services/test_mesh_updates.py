@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.weights.drift import Drift, States
-from cluster.rollout import RolloutRequest
+from cluster.desk import RolloutRequest
 from models.golden import Golden
 from models.oracle import Oracle, compare, tolerance
 from shared.hashing import EntityId

@@ -64,7 +64,7 @@ class PendingCall:
     def give_up(self, trip: Trip) -> None:
         trip.given_up(cast(Any, self), self.cancel)
 
-    async def ready(self) -> None:
+    async def failure(self) -> None:
         await self.end.wait()
 
     def cancel(self) -> None:
@@ -191,6 +191,16 @@ async def test_the_call_that_opens_a_breaker_is_left_to_try_and_its_answer_close
     assert breakers.open == []
     await settle()
     assert not breakers._tries, "what has ended is not watched"
+
+
+async def test_how_long_a_silence_took_is_not_what_answers_take(breakers: Breakers, clock: HandClock) -> None:
+    usual_s = breakers.silent_s()
+    left = Left(breakers, clock)
+    await clock.advance(0.39)
+    left.trip.answered()
+    assert (breakers.open, breakers.silent_s()) == ([], usual_s)
+    leave_unanswered(breakers, clock, "a", 3)
+    assert breakers.open == ["a"], "the next silence is seen as soon as this one"
 
 
 async def test_a_call_that_was_left_is_stopped_at_the_limit(breakers: Breakers, clock: HandClock) -> None:

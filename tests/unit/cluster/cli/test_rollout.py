@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.cli.group import EXIT_FAILED, EXIT_USAGE
 from cluster.cli.status_view import rollout_text, status_table
-from cluster.rollout import RolloutRequest
+from cluster.desk import RolloutRequest
 from services.ingress.directory import RolloutBody, StatusBody, UpdatesBody
 from tests.helpers.mesh_answers import status_body
 from tests.helpers.terminal import lines

@@ -121,6 +121,37 @@ def test_a_start_goes_on_without_what_only_may_be_asked_for(rig: Rig) -> None:
         starting.start(["a+2", "b"])
 
 
+def test_a_start_goes_on_without_a_damaged_delta_that_does_not_serve(rig: Rig) -> None:
+    starting = HeldVersions(rig.open, ThreadPoolExecutor(1))
+    starting.start(["a+2", "a+11"], needed="a+2")
+    report = starting.report()
+    assert (report.held, report.refused) == (("a+2",), {"a+11": "delta 11 is not there"})
+    with pytest.raises(WeightsError, match="delta 11"):
+        HeldVersions(rig.open, ThreadPoolExecutor(1)).start(["a+11"], needed="a+11")
+
+
+async def test_a_version_that_is_tried_anew_is_not_refused_for_what_was(rig: Rig) -> None:
+    rig.broken = {"b"}
+    assert (await rig.versions.hold(["a", "b"], 10)).refused == {"b": "b is damaged"}
+    rig.broken.clear()
+    rig.gate.clear()
+    report = await rig.versions.hold(["a", "b"], 0.05)
+    assert (report.refused, report.loading) == ({}, ("b",))
+    rig.gate.set()
+    assert (await rig.versions.hold(["a", "b"], 10)).held == ("a", "b")
+
+
+async def test_versions_that_are_read_in_vain_take_no_place(rig: Rig) -> None:
+    rig.gate.clear()
+    for base in ("b", "c"):
+        await rig.versions.hold(["a", base], 0.01)
+        await rig.versions.hold(["a"], 0.01)
+    await rig.versions.hold(["a", "d"], 0.01)
+    rig.gate.set()
+    report = await rig.versions.hold(["a", "d"], 10)
+    assert (report.held, report.refused) == (("a", "d"), {})
+
+
 def test_a_start_can_be_brought_up_to_date(rig: Rig) -> None:
     starting = HeldVersions(rig.open, ThreadPoolExecutor(1))
     starting.start(["a+2", "b"])
