@@ -95,7 +95,7 @@ def _ask(mesh: tuple[str, str], action: str, wished: str, wait: bool, as_json: b
 
 
 def _follow(client: Client, request: RolloutRequest, *, quiet: bool) -> RolloutBody:
-    """Show each change of the roll-out until it has ended."""
+    """Show each change of the roll-out until it has ended, by itself or by what somebody else asked for meanwhile."""
     from rich.console import Console
 
     from cluster.cli.status_view import rollout_text
@@ -112,4 +112,7 @@ def _follow(client: Client, request: RolloutRequest, *, quiet: bool) -> RolloutB
                 shown = text.plain
             if found.phase not in ("loading", "canary"):
                 return found
+        elif shown and found.phase in ("served", "rolled_back"):  # another request has ended it
+            console.print(rollout_text(found))
+            return found
         clock.block_s(_PERIOD_S)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
+from cluster.cli.client import Client
 from cluster.cli.group import EXIT_FAILED, EXIT_USAGE
+from cluster.cli.rollout import _follow
 from cluster.cli.status_view import rollout_text, status_table
 from cluster.desk import RolloutRequest
 from services.ingress.directory import RolloutBody, StatusBody, UpdatesBody
@@ -34,6 +37,28 @@ def test_a_request_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     request.write(tmp_path)
     (path,) = tmp_path.iterdir()
     assert RolloutRequest.model_validate_json(path.read_bytes()) == request
+
+
+class Told:
+    """A client to whom a mesh says one thing after the other."""
+
+    def __init__(self, *bodies: RolloutBody) -> None:
+        self.bodies = list(bodies)
+
+    def fetch(self, kind: object, path: str) -> StatusBody:
+        return StatusBody.model_validate(status_body()).model_copy(update={"rollout": self.bodies.pop(0)})
+
+
+def test_who_waits_for_a_roll_out_hears_that_somebody_else_has_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.cli.rollout._PERIOD_S", 0.0)
+    before = RolloutBody(id="old", phase="rolled_back", version="u")
+    own = RolloutBody(id="own", phase="canary", version="w", share=0.5)
+    other = RolloutBody(id="two", phase="refused", version="x", reason="w is being rolled out; roll it back first")
+    back = RolloutBody(id="three", phase="rolled_back", version="w", reason="asked for")
+    client = Told(before, own, other, back)
+    request = RolloutRequest(id="own", action="rollout", version="w", share=0.5)
+    assert _follow(cast(Client, client), request, quiet=True) == back
+    assert client.bodies == []
 
 
 def test_how_it_reads() -> None:
