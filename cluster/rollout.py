@@ -140,6 +140,7 @@ class Rollouts:
         self._before: frozenset[str] = frozenset()  # what an ingress may rank with that does not know better yet
         self._previous: str | None = None  # what a roll-back returns to
         self._back: str | None = None  # a roll-back to it is asked for
+        self._back_since_s = 0.0
         self._try: _Try | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset({version})
@@ -260,8 +261,12 @@ class Rollouts:
 
     def _go_back(self, back: str, replies: Replies, held: frozenset[str]) -> None:
         if back not in held:
-            if self.order.rollout.phase == "loading":
-                self._tell(reason=_why_not(replies, back))
+            limit_s, reason = self._config.load_timeout_s, _why_not(replies, back)
+            if self._now_s() - self._back_since_s > limit_s:
+                self._back = None
+                self._change("refused", reason=f"not every replica holds {back} after {limit_s:.0f} s: {reason}")
+            elif self.order.rollout.phase == "loading":
+                self._tell(reason=reason)
             return
         self._back = self._previous = None
         self._base = parse_stamp(back)[0]
@@ -391,6 +396,7 @@ class Rollouts:
             self._drop("rolled_back", "asked for")
         elif self._previous is not None:
             self._back, self._told = self._previous, frozenset()  # a replica that started since may lack it
+            self._back_since_s = self._now_s()
             self._change("loading")
 
     # --- words ----------------------------------------------------------------------------------------------------

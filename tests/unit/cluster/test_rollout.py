@@ -393,6 +393,19 @@ async def test_a_roll_back_waits_until_every_replica_holds_the_version(rig: Rig)
     assert (rig.loop.order.version, rig.rollout.phase) == ("v", "rolled_back")
 
 
+async def test_a_roll_back_that_cannot_be_ends(rig: Rig) -> None:
+    rig.ask()
+    await rig.rounds(2)
+    rig.mesh.held["embedding:0"], rig.mesh.refuses = {"w"}, {("embedding:0", "v"): "v is damaged"}
+    rig.ask("rollback", "")
+    await rig.rounds(2)
+    assert (rig.rollout.phase, rig.rollout.reason) == ("loading", "embedding:0: v is damaged")
+    await rig.clock.advance(101)
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.loop.order.version) == ("refused", "w")
+    assert rig.rollout.reason == "not every replica holds v after 100 s: embedding:0: v is damaged"
+
+
 async def test_no_more_versions_are_asked_for_than_replicas_hold(rig: Rig) -> None:
     for version in ("x", "y"):
         with rig.store.writer(version) as writer:
