@@ -367,8 +367,9 @@ class Rollouts:
             self._answer(rollout, "it is the version that serves")
             return
         # One version at most is held beside the one that serves and the one that comes.
-        self._previous = None
+        previous, self._previous = self._previous, None
         if (number := len(_bases(self._to_hold([])) | {request.version})) > BASES_MAX:
+            self._previous = previous
             reason = f"{number} versions would be held, limit {BASES_MAX}: requests may still ask for the one before"
             self._answer(rollout, reason)
             return

@@ -204,7 +204,8 @@ class HeldVersions(Generic[PartT]):
                 del self._series[base]
             for series in self._series.values():
                 series.keep(stamps)
-        self._refused = {stamp: reason for stamp, reason in self._refused.items() if stamp in stamps}
+        if number == self._num_orders:
+            self._refused = {stamp: reason for stamp, reason in self._refused.items() if stamp in stamps}
         return self.report()
 
     async def get(self, version: str, station: str) -> PartT:

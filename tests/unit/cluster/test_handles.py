@@ -469,13 +469,19 @@ async def test_the_call_that_opens_a_breaker_is_stopped_at_the_limit() -> None:
     assert watched.breakers.open == ["replica-0"]
 
 
-async def test_a_copy_by_reference_closes_the_breaker_too() -> None:
+async def copied_by_reference() -> Watched:
+    """Return a station whose silent replica has a copy of a call."""
     watched = Watched()
     await watched.leave_unanswered("append")
     await watched.clock.advance(0.6)
     with pytest.raises(StageSilentError):
         watched.station.call("encode", 2)
     watched.serve.last.choose("replica-0")
+    return watched
+
+
+async def test_a_copy_by_reference_closes_the_breaker_too() -> None:
+    watched = await copied_by_reference()
     watched.serve.last.put("state")
     await settle()
     await settle()
@@ -493,12 +499,7 @@ async def test_a_left_call_whose_replica_dies_closes_no_breaker(method: str) -> 
 
 
 async def test_a_copy_by_reference_whose_replica_dies_closes_no_breaker() -> None:
-    watched = Watched()
-    await watched.leave_unanswered("append")
-    await watched.clock.advance(0.6)
-    with pytest.raises(StageSilentError):
-        watched.station.call("encode", 2)
-    watched.serve.last.choose("replica-0")
+    watched = await copied_by_reference()
     watched.serve.last.fail(ActorDiedError())
     await settle()
     assert watched.breakers.open == ["replica-0"]

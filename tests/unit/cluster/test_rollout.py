@@ -418,6 +418,9 @@ async def test_no_more_versions_are_asked_for_than_replicas_hold(rig: Rig) -> No
     assert (rig.rollout.phase, rig.rollout.version) == ("refused", "y")
     assert "4 versions would be held, limit 3" in rig.rollout.reason
     assert rig.loop.order.version == "x"
+    rig.ask("rollback", "")
+    await rig.rounds()
+    assert (rig.rollout.phase, rig.loop.order.version) == ("rolled_back", "w"), "and the way back is still there"
 
 
 async def test_who_missed_an_order_is_told_again(rig: Rig) -> None:

@@ -109,6 +109,17 @@ async def test_the_order_that_came_last_decides(rig: Rig) -> None:
     assert (await newer).body() == {"version": "c", "held": ["a", "b", "c"], "refused": {}, "loading": []}
 
 
+async def test_an_older_order_forgets_no_reason_of_a_newer(rig: Rig) -> None:
+    rig.broken = {"c"}
+    rig.gate.clear()
+    older = asyncio.ensure_future(rig.versions.hold(["a", "b"], 0.2))
+    await asyncio.sleep(0)
+    newer = asyncio.ensure_future(rig.versions.hold(["a", "c"], 10))
+    rig.gate.set()
+    await asyncio.gather(older, newer)
+    assert rig.versions.report().refused == {"c": "c is damaged"}
+
+
 def test_a_start_goes_on_without_what_only_may_be_asked_for(rig: Rig) -> None:
     rig.broken = {"b"}
     starting = HeldVersions(rig.open, ThreadPoolExecutor(1))
